@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import pathlib
 from collections.abc import Iterable
 
@@ -109,4 +108,4 @@ def _draw_sentences(rng: np.random.RandomState, folder: pathlib.Path) -> None:
 
 
 def _write(path: pathlib.Path, lines: Iterable[str]) -> None:
-    path.write_text(os.linesep.join(lines) + os.linesep, encoding='utf-8')
+    path.write_text('\n'.join(lines) + '\n', encoding='utf-8')

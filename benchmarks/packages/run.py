@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -101,8 +102,8 @@ class Ran:
         self,
         python: pathlib.Path,
         scripts: pathlib.Path,
-        options: list[str],
         job: str,
+        options: list[str],
     ) -> None:
         name, *arguments = job.split()
         script = scripts / name
@@ -192,11 +193,12 @@ def try_job(
     row: dict[str, Any] = {'package': package.name, 'version': package.version}
     row |= {'job': job, 'note': package.note}
     own = ['--old-names'] if package.old_names else []
-    plain = Ran(python, scripts, own, job)
+    run = functools.partial(Ran, python, scripts, job)
+    plain = run(own)
     if plain.error is not None:
         return row | {'error': plain.error}
     options = {100: [*own, '--memory-limit', ROOMY]}
-    limited = {100: Ran(python, scripts, options[100], job)}
+    limited = {100: run(options[100])}
     roomy = limited[100]
     if roomy.error is not None or not roomy.seen['sessions']:
         return row | {'error': roomy.error or 'no session'}
@@ -205,12 +207,12 @@ def try_job(
         limit = permanent + (peak - permanent) * share // 100
         row[f'limit_{share}_bytes'] = limit
         options[share] = [*own, '--memory-limit', str(limit)]
-        limited[share] = Ran(python, scripts, options[share], job)
+        limited[share] = run(options[share])
     for _ in range(rounds - 1):
-        plain.merge(Ran(python, scripts, own, job))
+        plain.merge(run(own))
         for share, ran in limited.items():
             if ran.error is None:
-                ran.merge(Ran(python, scripts, options[share], job))
+                ran.merge(run(options[share]))
     row |= {
         'updates': len(plain.steps),
         'update_seconds': sum(plain.steps[1:]) / max(1, len(plain.steps) - 1),

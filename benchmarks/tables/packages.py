@@ -20,8 +20,8 @@ HEAD = (
 FIGURES = (
     'CPU is that of the last quarter of the updates, and in brackets of all, over '
     'plain Chainer; learning and planning count. Bits are equal if all parameters are, '
-    'and every printed word but those that differ from run to run. Functions of these '
-    'networks take less than a millisecond, which is the dearest case.'
+    'and every printed word but those that differ from run to run. Functions of most '
+    'of these networks take less than a millisecond, which is the dearest case.'
 )
 
 

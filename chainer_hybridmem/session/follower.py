@@ -11,6 +11,11 @@ Note: [which thread trains]
     A session belongs to the thread in which it begins. A backward in another one is
     refused, as long as the first one lives: it would have no limit. Once that has
     ended, the next function of any thread begins a session there.
+
+Note: [static graphs]
+    The schedule of a static graph keeps every array to itself, and none can leave. So
+    Chainer's own switch for them is off from the first optimizer that gets a model,
+    unless the program has set it: the same functions run define-by-run.
 """
 
 from __future__ import annotations

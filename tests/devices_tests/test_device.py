@@ -39,6 +39,21 @@ class TestOurs(DeviceConformance):
     def xp(self, kind: str) -> Any:
         return importlib.import_module('cupy') if kind == 'cuda' else numpy
 
+    def test_by_how_much_host_memory_grows(self, kind: str, opened: Any) -> None:
+        """Beyond a slab of 3 MiB, and what of it stays without copies."""
+        grown, kept = {'ram': (5, 5), 'cuda': (4.5, 4.5)}.get(kind, (4, 3))
+        device = opened.device
+        opened.reserve(3 << 20)
+        roots = [device.memory.allocate(1 << 20) for _ in range(4)]
+        pairs = [device.copies.swap_out(root, None) for root in roots]
+        for _, transfer in pairs:
+            device.copies.wait(transfer)
+        assert opened.host_bytes == grown * (1 << 20)
+        device.clock.synchronize()
+        for copy, _ in pairs:
+            copy.close()
+        assert opened.host_bytes == kept * (1 << 20)
+
 
 class TestVirtual(DeviceConformance):
     """Copies take the time of a virtual machine, and each is watched by it."""

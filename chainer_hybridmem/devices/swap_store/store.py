@@ -98,7 +98,7 @@ class Store:
                 kept = self._slab = None
             for slab in [slab for slab in self._slabs if slab is not kept]:
                 slab.retired = True
-                self._close_if_empty(slab)
+                self._close_if_done(slab)
             if kept is not None:
                 return
             nbytes = min(nbytes, self.room_bytes)
@@ -109,8 +109,7 @@ class Store:
         """See [growing stores]."""
         for slab in sorted(self._slabs, key=lambda slab: -slab.block.nbytes):
             if not slab.spaces and self.host_bytes - slab.block.nbytes >= nbytes:
-                del self._slabs[slab]
-                slab.block.close()
+                self._close_block(slab)
         missing = min(nbytes - self.host_bytes, self.room_bytes)
         if missing > 0:
             self._new_slab(missing, retired=False)
@@ -156,8 +155,7 @@ class Store:
                 break
             if slab is not self._slab and not slab.spaces:
                 nbytes -= slab.block.nbytes
-                slab.retired = True
-                self._close_if_empty(slab)
+                self._close_block(slab)
 
     def close(self) -> None:
         """Closes every block, also those that still hold copies."""
@@ -176,7 +174,7 @@ class Store:
                 self._closing.append((slab, offset, nbytes, last))
             elif slab in self._slabs:
                 slab.give(offset, max(nbytes, 1))
-                self._close_if_empty(slab)
+                self._close_if_done(slab)
 
     def _finish_closing(self) -> None:
         """Frees spaces that were closed while a copy was under way."""
@@ -185,10 +183,13 @@ class Store:
             for slab, offset, nbytes, last in closing:
                 self._give(slab, offset, nbytes, last)
 
-    def _close_if_empty(self, slab: Slab) -> None:
+    def _close_if_done(self, slab: Slab) -> None:
         if slab.retired and not slab.spaces:
-            self._slabs.pop(slab, None)
-            slab.block.close()
+            self._close_block(slab)
+
+    def _close_block(self, slab: Slab) -> None:
+        self._slabs.pop(slab, None)
+        slab.block.close()
 
     def _new_slab(self, nbytes: int, retired: bool) -> Slab:
         if nbytes > self.room_bytes:
