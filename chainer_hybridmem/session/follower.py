@@ -214,9 +214,9 @@ class Follower:
         self._finder = LimitFinder(self._asked, self._options, None, self._optimizers)
         self._finding = None
 
-    def _raise_limit(self, enough_bytes: int) -> None:
+    def _raise_limit(self, limit_bytes: int) -> None:
         """Iterations need more than what ``auto`` has found."""
-        self._finder.raise_limit(enough_bytes)
+        self._finder.raise_limit(limit_bytes)
         self._beginnings.wait()
 
     def _give_way(self) -> None:
@@ -376,7 +376,7 @@ class Follower:
         plain_bytes, needs = self._finder.in_core_bytes, self._needs
         if needs is None or not plain_bytes or self._asked == AUTO:
             return ''
-        percentage = math.ceil(100 * needs.enough_bytes / plain_bytes)
+        percentage = math.ceil(100 * needs.named_bytes / plain_bytes)
         return f'; {percentage}% {"do" if needs.complete else "at least are needed"}'
 
     def _describe_time(self) -> str:

@@ -5,8 +5,8 @@ Note: [limits that are found]
     ``auto`` is the least limit whose plans are predicted to take at most ``MOST_COST``
     more than plain Chainer, over the step. It needs iterations that come again, to
     record them; a limit below what iterations without a plan need is never taken, for
-    the next ones have none. Later iterations may need more than those that have shown
-    it, so some is spare, and ``auto`` is raised where that is not enough.
+    the next ones have none. It has what [limits that are named] have to spare, and is
+    raised where that is not enough.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import chainer
 from chainer_hybridmem.errors import InfeasibleError, SessionError
 from chainer_hybridmem.planners import DEFAULT, check_options, make_plan, options_of
 from chainer_hybridmem.records import library
-from chainer_hybridmem.session.guides.forecast import forecast
+from chainer_hybridmem.session.guides.forecast import forecast, with_spare
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
@@ -29,7 +29,6 @@ from chainer_hybridmem.units import format_bytes, is_percentage, parse_bytes
 AUTO = 'auto'
 MOST_COST = 0.1  # of the time of plain Chainer
 ITERATIONS = 30  # are recorded at most, until a step has repeated
-SPARE = 1 / 64  # of the in-core peak
 HALVINGS = 6  # of the range in which the least limit lies
 TOLERANCE = 0.01  # of the bound; a search for a limit needs no better plans
 # What a session that records is told; the others are for what follows a plan.
@@ -153,12 +152,11 @@ class LimitFinder:
         if self._asked == AUTO:
             least = find_least_limit(recorded, self._options)
             peak = recorded.find_peak()
-            self.limit_bytes = min(peak, least + int(SPARE * peak))
+            self.limit_bytes = min(peak, with_spare(least, peak))
 
-    def raise_limit(self, enough_bytes: int) -> None:
-        """What was found has not been enough."""
-        assert self.in_core_bytes is not None
-        self.limit_bytes = enough_bytes + int(SPARE * self.in_core_bytes)
+    def raise_limit(self, limit_bytes: int) -> None:
+        """What was found has not been enough; this limit is."""
+        self.limit_bytes = limit_bytes
 
 
 def find_least_limit(

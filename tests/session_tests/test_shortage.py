@@ -106,7 +106,7 @@ def test_the_error_tells_what_was_in_memory():
         'after operation',
         'of parameters, gradients and optimizer states',
         'that the program holds in variables',
-        'the smallest limit known to do is',
+        'a limit known to do is',
     ):
         assert words in message
     assert caught.value.requested_bytes and caught.value.used_bytes

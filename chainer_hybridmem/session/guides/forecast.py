@@ -16,6 +16,11 @@ Note: [what is promised]
     A limit at which everything is swapped and every function runs as a whole: the
     profiling iterations swap everything, and a plan exists from there on.
 
+Note: [limits that are named]
+    A program may hold more later than in the iterations that have shown what it needs:
+    what an evaluation or an epoch leaves behind. So whatever names or takes a limit has
+    a 64th of the in-core peak to spare beyond it.
+
 Chainer's update rules are copied, and the copies get a small parameter. States grow
 with the parameter, and so do temporary arrays on the host; a GPU updates in place.
 Rules of the program are not tried: they may have effects, such as random numbers.
@@ -51,8 +56,19 @@ from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
 from chainer_hybridmem.units import format_bytes
 
+_SPARE = 64  # of the in-core peak, one part
 _LARGE = 2**17  # elements, from which on NumPy uses temporary arrays again
 _SHARE = 4  # temporary bytes are told in quarters of the parameter
+
+
+def with_spare(enough_bytes: int, in_core_bytes: int) -> int:
+    """A limit to name; see [limits that are named].
+
+    Args:
+        enough_bytes: What iterations seen need.
+        in_core_bytes: What they need if nothing leaves.
+    """
+    return enough_bytes + in_core_bytes // _SPARE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +180,11 @@ class Forecast:
     plain_bytes: int | None = None
     kept_bytes: int = 0
 
+    @property
+    def named_bytes(self) -> int:
+        """See [limits that are named]."""
+        return with_spare(self.enough_bytes, self.kept_bytes)
+
     def refusal(
         self,
         limit_bytes: int,
@@ -187,8 +208,8 @@ class Forecast:
         crossing, known = '', ''
         if not host_limited:
             more_bytes = max(0, used_bytes - self.initial_bytes) + 2 * held_bytes
-            enough = self.enough_bytes + more_bytes
-            known = f'The smallest limit known to do is {enough} bytes; '
+            named = self.named_bytes + more_bytes
+            known = f'A limit known to do is {named} bytes; '
         if not host_limited and self.crossing_bytes - freed_bytes <= limit_bytes:
             crossing = ", or let optimizer states leave with cross_iteration='all'"
         return OutOfMemoryError(
@@ -240,8 +261,8 @@ def _name(operation: Operation) -> str:
     return f'backward of {operation.label}' if backward else operation.label
 
 
-def enough_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
-    """A limit that does, told from an iteration whose first update does not fit.
+def limit_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
+    """A limit to name, told from an iteration whose first update does not fit.
 
     Args:
         draft: The recording as far as it goes.
@@ -250,7 +271,8 @@ def enough_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
     profile = repeated(draft)
     runs = list(_walk(profile))
     most = runs[-1].start_bytes + coming.temporary_bytes
-    return coming.state_bytes + max(_enough(profile, runs), most)
+    enough = coming.state_bytes + max(_enough(profile, runs), most)
+    return with_spare(enough, coming.state_bytes + in_core_peak_bytes(profile))
 
 
 def _enough(profile: Profile, runs: list[_Run]) -> int:

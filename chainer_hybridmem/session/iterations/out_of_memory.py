@@ -17,7 +17,7 @@ from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, OutOfMemoryError
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Link
-from chainer_hybridmem.session.guides.forecast import coming, enough_for_update
+from chainer_hybridmem.session.guides.forecast import coming, limit_for_update
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
@@ -248,7 +248,7 @@ class OutOfMemoryExplainer:
         least = used + requested
         later, recording = ', and later ones may need more', ''
         if enough is not None and self._options.host_limit_bytes is None:
-            later = f'; the smallest known to do for all is {max(enough, least)} bytes'
+            later = f'; one known to do for all is {max(enough, least)} bytes'
         elif needs is not None:
             later = f'; before, {needs}'
         else:
@@ -278,10 +278,10 @@ class OutOfMemoryExplainer:
         )
 
     def _find_enough(self, iteration: Iteration, moment: Moment) -> int | None:
-        """A limit at which iterations like this one run, if that is known."""
+        """A limit to name for iterations like this one, if one is known."""
         guide, instruments = iteration.following.guide, self._runtime.instruments
         if guide is not None:
-            return None if guide.forecast is None else guide.forecast.enough_bytes
+            return None if guide.forecast is None else guide.forecast.named_bytes
         if instruments.recorder is None or not (moment.in_update and iteration.started):
             return None
         recorder = instruments.take_recorder()
@@ -291,7 +291,7 @@ class OutOfMemoryExplainer:
         on_host = not self._runtime.device.clock.asynchronous
         try:
             draft = recorder.build(NO_LINK, {}, categories, self._arrays.find_owners())
-            return enough_for_update(draft, coming(self._model, on_host))
+            return limit_for_update(draft, coming(self._model, on_host))
         except HybridMemoryError:  # such a recording makes no profile
             return None
 

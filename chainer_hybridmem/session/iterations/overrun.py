@@ -26,6 +26,7 @@ from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.planners import find_planner
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.session.guides.forecast import with_spare
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.iterations.iteration import Iteration
 from chainer_hybridmem.session.iterations.observation import InstrumentSelector
@@ -60,6 +61,12 @@ class Needs:
     kept_bytes: int | None = None
     complete: bool = False
 
+    @property
+    def named_bytes(self) -> int:
+        """See [limits that are named]."""
+        in_core_bytes = self.plain_bytes or self.kept_bytes or self.enough_bytes
+        return with_spare(self.enough_bytes, in_core_bytes)
+
     def __str__(self) -> str:
         beside = []
         if self.plain_bytes is not None:
@@ -71,7 +78,7 @@ class Needs:
             beside.append(f'the least memory of any plan is {least}')
         more = f' ({"; ".join(beside)})' if beside else ''
         what = 'known to do for all' if self.complete else 'known to do'
-        return f'the smallest limit {what} is {self.enough_bytes} bytes{more}'
+        return f'a limit {what} is {self.named_bytes} bytes{more}'
 
 
 class Overrun:
@@ -180,7 +187,7 @@ class Overrun:
         if self._iterations >= (1 if self._planned else UNPLANNED_ITERATIONS):
             if self.raise_limit is not None and self.needs is not None:
                 self._concluded = True
-                self.raise_limit(self.needs.enough_bytes)
+                self.raise_limit(self.needs.named_bytes)
                 return
             error = self.take_error()
             assert error is not None
