@@ -27,7 +27,7 @@ import argparse
 import dataclasses
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,7 @@ from chainer_hybridmem.testing.networks import random_network
 
 NAME = 'drawn_cells'
 LISTED = 100
+SAVED = 1000  # cases after which the result is written, too
 LEVEL = 1e-9  # of a time; what is less slower is as fast
 PROMISES = ('limit', 'trivial', 'bound', 'larger', 'faster', 'reuse')
 
@@ -67,32 +68,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Tries all cases; 1 if there is a violation."""
     if options.case is not None:
-        listed = list(_tried([options.case], options.planner))
+        listed = _rows(options.case, options.planner)
         print(*(listed or ['no violation']), sep='\n')
         return int(bool(listed))
     body = {'planner': options.planner, 'cases': 0, 'seed': options.seed, 'runs': []}
     body |= {'violations': dict.fromkeys(PROMISES, 0), 'listed': []}
     if options.further:
         body = saving.read(NAME)
-    first = body['seed'] + body['cases']
-    for row in _tried(range(first, first + options.cases), body['planner']):
-        print(row)
-        body['violations'][row['promise']] += 1
-        body['listed'] = [*body['listed'], row][:LISTED]
-    body['cases'] += options.cases
-    commit = saving.environment()['commit']
-    body['runs'].append({'first': first, 'cases': options.cases, 'commit': commit})
+    first, commit = body['seed'] + body['cases'], saving.environment()['commit']
+    run = {'first': first, 'cases': 0, 'commit': commit}
+    body['runs'].append(run)
+    with Progress(options.cases, sys.stderr) as progress:
+        for case in range(first, first + options.cases):
+            progress.step(f'case {case}')
+            for row in _rows(case, body['planner']):
+                print(row)
+                body['violations'][row['promise']] += 1
+                body['listed'] = [*body['listed'], row][:LISTED]
+            body['cases'] += 1
+            run['cases'] += 1
+            if run['cases'] % SAVED == 0:
+                saving.save(NAME, body)
     saving.save(NAME, body)
     print(f'{body["cases"]} cases from {body["seed"]}: {body["violations"]}')
     return int(any(body['violations'].values()))
 
 
-def _tried(seeds: Sequence[int], planner: str) -> Iterator[dict[str, Any]]:
-    with Progress(len(seeds), sys.stderr) as progress:
-        for seed in seeds:
-            progress.step(f'case {seed}')
-            for promise, figures in violations(seed, planner):
-                yield {'seed': seed, 'promise': promise, **figures}
+def _rows(case: int, planner: str) -> list[dict[str, Any]]:
+    return [
+        {'seed': case, 'promise': promise, **figures}
+        for promise, figures in violations(case, planner)
+    ]
 
 
 def violations(seed: int, planner: str) -> Iterator[Violation]:

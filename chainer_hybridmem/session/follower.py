@@ -283,6 +283,7 @@ class Follower:
             report: As for the class.
         """
         self._figures, self._backwards, self._caught = [], 0, ''
+        self._static.asked = False
         self._report = report
         self._renew_finder()
         if self._session is not None:
