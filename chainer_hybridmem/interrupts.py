@@ -36,7 +36,7 @@ class HeldBack:
 
     def __init__(self) -> None:
         self._former: Any = None
-        self._pending: FrameType | None = None
+        self._pending = False
         self._entered = 0, ''  # identity and name of the frame that has entered
 
     def __enter__(self) -> HeldBack:
@@ -50,8 +50,9 @@ class HeldBack:
     def __exit__(self, *error: object) -> None:
         if self._former is not None:
             signal.signal(signal.SIGINT, self._former)
-            if self._pending is not None:
-                self._former(signal.SIGINT, self._pending)
+            if self._pending:
+                # The frame that it came in may be over, and no context's any more.
+                self._former(signal.SIGINT, sys._getframe(1))
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
         if not self._is_inside(frame):
@@ -59,9 +60,9 @@ class HeldBack:
             signal.signal(signal.SIGINT, self._former)
             self._former(number, frame)
             return
-        if self._pending is not None:
+        if self._pending:
             self._former(number, frame)
-        self._pending = frame
+        self._pending = True
 
     def _is_inside(self, frame: FrameType | None) -> bool:
         while frame is not None and _identify(frame) != self._entered:
@@ -160,6 +161,21 @@ def run_aside(function: Callable[[], Result]) -> Result:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def begin_whole(begin: Callable[[], Result], end: Callable[[], object]) -> Result:
+    """Begins what has an end, as a whole.
+
+    Args:
+        begin: Has undone what it has begun if it raises.
+        end: Ends it, if it has begun: Ctrl-C that was held back until then comes now.
+    """
+    try:
+        with HeldBack():
+            return begin()
+    except BaseException:
+        end()
+        raise
 
 
 def held_back(function: Function) -> Function:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from support import matrices, networks
 
 from chainer_hybridmem import compiling
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.records.plan import Tier
 from chainer_hybridmem.records.profile import Link
@@ -80,6 +83,16 @@ def deterministic_algorithms() -> None:
 
     if os.environ.get('EMU_ATOMICS'):
         chainer.global_config.cudnn_deterministic = True
+
+
+@pytest.fixture(autouse=True)
+def nothing_counts_on() -> Iterator[None]:
+    """A test that leaves memory counted fails by itself, and none after it."""
+    before = numpy_memory.installed()
+    yield
+    if numpy_memory.installed() and not before:
+        numpy_memory.set_handler(ctypes.py_object())  # NULL: NumPy's own
+        pytest.fail('this test leaves a host device installed', pytrace=False)
 
 
 @pytest.fixture(scope='module')

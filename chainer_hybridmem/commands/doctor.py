@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import enum
 import importlib
@@ -163,16 +164,12 @@ def count_memory() -> str:
 
     limit_bytes, nbytes = 2**24, 2**20
     device = HostDevice(limit_bytes)
-    device.memory.install(lambda missing: None)
-    try:
+    with contextlib.closing(device), device.memory.counting():
         before = device.memory.used_bytes
         array = numpy.empty(nbytes, numpy.uint8)
         counted = device.memory.used_bytes - before
         refused = _refuses(2 * limit_bytes)
         del array
-    finally:
-        device.memory.uninstall()
-        device.close()
     if counted < nbytes or not refused:
         raise HybridMemoryError(
             f'{counted} of {nbytes} bytes were counted, and {2 * limit_bytes} bytes '

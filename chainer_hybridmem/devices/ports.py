@@ -29,6 +29,7 @@ from chainer_hybridmem.devices.values import (
     Root,
     View,
 )
+from chainer_hybridmem.interrupts import begin_whole, held_back
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
@@ -48,6 +49,21 @@ class _Attempt:
 
     def __exit__(self, *error: object) -> None:
         self._memory.trying = self._former
+
+
+class _Counting:
+    """What :meth:`Memory.counting` enters."""
+
+    def __init__(self, memory: Memory, reclaim: Callable[[int], None]) -> None:
+        self._memory = memory
+        self._reclaim = reclaim
+
+    def __enter__(self) -> None:
+        begin_whole(lambda: self._memory.install(self._reclaim), self._memory.uninstall)
+
+    @held_back
+    def __exit__(self, *error: object) -> None:
+        self._memory.uninstall()
 
 
 class Memory(abc.ABC):
@@ -87,13 +103,23 @@ class Memory(abc.ABC):
                 fit; may release memory. The allocation is refused once this
                 frees nothing more and it still does not fit.
 
+        Ctrl-C comes before it or after it.
+
         Raises:
             SessionError: If another device counts them already.
         """
 
     @abc.abstractmethod
     def uninstall(self) -> None:
-        """Restores what was installed before. Live arrays stay valid."""
+        """Restores what was installed before, likewise as a whole; does nothing if
+        nothing is installed. Live arrays stay valid.
+        """
+
+    def counting(
+        self, reclaim: Callable[[int], None] = lambda missing_bytes: None
+    ) -> AbstractContextManager[None]:
+        """Is installed inside, with the same argument as :meth:`install`."""
+        return _Counting(self, reclaim)
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -19,6 +19,7 @@ Note: [by hand]
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -30,6 +31,7 @@ from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation.specs import spec_of
+from chainer_hybridmem.interrupts import held_back
 from chainer_hybridmem.recording.profile_builder import measure_load
 from chainer_hybridmem.records.profile import (
     Category,
@@ -80,25 +82,20 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
             model(*args, **kwargs)
         owners.bring_home(model)
         device = open_device(_device_of(model), _NO_LIMIT_BYTES)
-        try:
+        with contextlib.closing(device):
             parameters = [
                 array
                 for kind, array in owners.permanent_arrays(model)
                 if kind is Category.PARAMETER
             ]
             device.memory.adopt(parameters)
-            device.memory.install(lambda missing_bytes: None)
-            try:
+            with device.memory.counting():
                 recorder = InferenceRecorder(device, parameters)
                 recorder.expect((args, kwargs))
                 with recorder:
                     result = model(*args, **kwargs)
                 profile = recorder.build()
                 del result
-            finally:
-                device.memory.uninstall()
-        finally:
-            device.close()
     return profile
 
 
@@ -171,9 +168,9 @@ class InferenceRecorder(chainer.FunctionHook):
 
     def __enter__(self) -> InferenceRecorder:
         self._device.memory.start_events()
-        super().__enter__()
-        return self
+        return super().__enter__()
 
+    @held_back
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._ended = self._device.clock.mark()

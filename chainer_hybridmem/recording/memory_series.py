@@ -32,6 +32,7 @@ import chainer
 from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import PoolFigures
 from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.chrome_trace import profile_trace
 
@@ -166,9 +167,9 @@ class MemoryProfiler(chainer.FunctionHook):
         self._start = 0.0
         self._base = (0, 0)
         self._pause = 1 / share if share else 0.0
-        self._begin()
+        self._start_counting()
 
-    def _begin(self) -> None:
+    def _start_counting(self) -> None:
         """No operation has been seen yet."""
         self._passed = 0  # operations, up to the last one looked at
         self._span = self._left = 0  # that pass unseen after it, and those to come
@@ -177,6 +178,9 @@ class MemoryProfiler(chainer.FunctionHook):
     def __enter__(self) -> MemoryProfiler:
         if self._open:
             raise SessionError('This memory profiler is entered already.')
+        return begin_whole(self._begin, self.__exit__)
+
+    def _begin(self) -> MemoryProfiler:
         pool = self._find_pool()
         pool.open()
         try:
@@ -186,13 +190,14 @@ class MemoryProfiler(chainer.FunctionHook):
             raise
         self._pool, self._open = pool, True
         self._log = SampleLog(self._capacity)
-        self._begin()
+        self._start_counting()
         first = pool.figures()
         self._base = first.pool_allocated_bytes, first.device_allocated_bytes
         self._start = timing.now()
         self._sample('start')
         return self
 
+    @held_back
     def __exit__(
         self,
         kind: type[BaseException] | None = None,

@@ -13,6 +13,7 @@ Note: [arrays made before]
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from chainer_hybridmem.devices.host import memory, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.records.peak import IN_SESSION, OUTSIDE, Load, Part, Peak
 from chainer_hybridmem.records.profile import Category
 
@@ -58,6 +60,7 @@ class PeakMeter:
         self._part: Part = (OUTSIDE, 'own code')
         self._in_backward = False  # since a backward function, until a forward pass
         self._inside = False  # of a backward function
+        self._begun = contextlib.ExitStack()
 
     # -- life -----------------------------------------------------------------
     def __enter__(self) -> PeakMeter:
@@ -66,22 +69,26 @@ class PeakMeter:
                 'The memory of this thread is measured or limited already; measure '
                 'before optimize() and profile_memory(), and once.'
             )
-        self._device.memory.install(lambda missing_bytes: None)
-        self._device.memory.start_events()
-        memory.offer(self)
-        self._garbage.hold()
-        self._links.__enter__()
-        self._functions.__enter__()
+        return begin_whole(self._begin, self.__exit__)
+
+    def _begin(self) -> PeakMeter:
+        with contextlib.ExitStack() as begun:
+            begun.callback(self._device.close)
+            begun.enter_context(self._device.memory.counting())
+            self._device.memory.start_events()
+            memory.offer(self)
+            begun.callback(memory.offer, None)
+            begun.callback(self._settle)
+            self._garbage.hold()
+            begun.callback(self._garbage.release)
+            begun.enter_context(self._links)
+            begun.enter_context(self._functions)
+            self._begun = begun.pop_all()
         return self
 
+    @held_back
     def __exit__(self, *error: Any) -> None:
-        self._functions.__exit__(*error)
-        self._links.__exit__(*error)
-        self._garbage.release()
-        self._settle()
-        memory.offer(None)
-        self._device.memory.uninstall()
-        self._device.close()
+        self._begun.close()
 
     def lend(self, guest: Memory) -> None:
         """A session begins to count; see :class:`.memory.Lender`."""

@@ -15,6 +15,7 @@ Note: [passes]
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -22,6 +23,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access.owners import bring_home, permanent_arrays
 from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.session.setting.options import Options
@@ -103,6 +105,7 @@ class InferenceSession:
         self._placed_passes = 0
         self._peak_bytes = self._footprint_bytes = 0
         self._ended = False
+        self._begun = contextlib.ExitStack()
 
     def __repr__(self) -> str:
         return (
@@ -113,26 +116,27 @@ class InferenceSession:
     def __enter__(self) -> InferenceSession:
         if self._ended:
             raise SessionError('An inference session cannot be entered again.')
+        return begin_whole(self._begin, self.__exit__)
+
+    def _begin(self) -> InferenceSession:
         memory = self.device.memory
         bring_home(self._model)
         memory.adopt(array for _, array in permanent_arrays(self._model))
-        memory.install(lambda missing_bytes: None)
-        try:
+        with contextlib.ExitStack() as begun:
+            begun.enter_context(memory.counting())
             memory.watch_pool(True)
+            begun.callback(memory.watch_pool, False)
             self._model.add_hook(self._passes)
-            self._functions.__enter__()
-        except BaseException:
-            memory.uninstall()
-            raise
+            begun.callback(self._model.delete_hook, self._passes.name)
+            begun.enter_context(self._functions)
+            self._begun = begun.pop_all()
         return self
 
+    @held_back
     def __exit__(self, *error: object) -> None:
         self._ended = True
         self._stop()
-        self._functions.__exit__(*error)
-        self._model.delete_hook(self._passes.name)
-        self.device.memory.watch_pool(False)
-        self.device.memory.uninstall()
+        self._begun.close()
         self.device.close()
 
     def statistics(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from chainer_hybridmem.chainer_access.owners import (
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, SessionError, clear_frames
 from chainer_hybridmem.execution.verifier import Followed, Verdict
-from chainer_hybridmem.interrupts import HeldBack, held_back
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
@@ -153,15 +153,9 @@ class Session:
                 'before starting another one.'
             )
         self._thread.check_not_open()
-        try:
-            with HeldBack():
-                self._begin()
-            return self
-        except BaseException:
-            self.__exit__()  # if it was held back until the session had begun
-            raise
+        return begin_whole(self._begin, self.__exit__)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Session:
         device = self.device
         self._thread.enter()
         self._arrays.begin_counting_updates()
@@ -183,6 +177,7 @@ class Session:
         self._progress.open()
         if self._cache is not None:
             outside_limit(self._load, self._cache)
+        return self
 
     def _load(self, cache: PlanCache) -> None:
         """Guides of earlier runs are followed from the first iteration."""

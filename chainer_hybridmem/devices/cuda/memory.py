@@ -17,6 +17,7 @@ from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.devices.values import Array, PoolFigures, Root
 from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.interrupts import held_back
 
 
 class CudaMemory(Memory):
@@ -43,6 +44,7 @@ class CudaMemory(Memory):
         self._installed = False
 
     # -- life ---------------------------------------------------------------
+    @held_back
     def install(self, reclaim: Callable[[int], None]) -> None:
         """See :meth:`.Memory.install`; counts the allocations of all threads.
 
@@ -68,6 +70,7 @@ class CudaMemory(Memory):
         self.pool.enforces_limit = True
         self._count_others()
 
+    @held_back
     def uninstall(self) -> None:
         if not self._installed:
             return

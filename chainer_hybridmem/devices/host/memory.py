@@ -24,6 +24,7 @@ from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.devices.ram import available_ram, total_ram
 from chainer_hybridmem.devices.values import Array, PoolFigures, Root
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
+from chainer_hybridmem.interrupts import held_back
 
 SPARE_SHARE = 16  # of the RAM, which is left to others where the limit is raised
 
@@ -50,6 +51,7 @@ class HostMemory(Memory):
         return Counter(self.limit_bytes, self._call_reclaim)
 
     # -- life ---------------------------------------------------------------
+    @held_back
     def install(self, reclaim: Callable[[int], None]) -> None:
         """See :meth:`.Memory.install`.
 
@@ -68,6 +70,7 @@ class HostMemory(Memory):
         self.counter.install()
         self._installed = True
 
+    @held_back
     def uninstall(self) -> None:
         """See :meth:`.Memory.uninstall`.
 

@@ -138,10 +138,11 @@ class Memory:
             former.keep_figures()
         for place in _SLABS:
             drop_slab(self.address, place)
-        kept = {field: self.words[field // 8] for field in _KEPT}
-        ctypes.memset(self.address, 0, 8 * words.FIELDS)
-        for field, value in kept.items():
-            self.words[field // 8] = value
+        renewed = type(self.words)()
+        for field in _KEPT:
+            renewed[field // 8] = self.words[field // 8]
+        # At once: Ctrl-C must not leave the handler without its log and its holes.
+        ctypes.memmove(self.address, renewed, ctypes.sizeof(renewed))
 
     def lift_limit(self) -> None:
         """Refuses nothing any more, and gives the pages of holes back."""

@@ -1,0 +1,79 @@
+"""Ctrl-C at the lines of what counts memory without a session: nothing counts on."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable
+
+import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from faults_tests.test_interruptions import Interruption
+from support import faulty
+from support.matrices import several
+
+from chainer_hybridmem.commands import doctor
+from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.recording.peak_meter import PeakMeter
+
+AT_MOST = several(20, all_of_them=100)  # lines of each
+X = np.ones((4, 8), np.float32)
+
+
+def run(model: chainer.Link, passes: int = 1) -> None:
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        for _ in range(passes):
+            model(X)
+
+
+def record_a_pass() -> None:
+    hybridmem.record_inference(L.Linear(8, 8), X)
+
+
+def optimize_passes() -> None:
+    model = L.Linear(8, 8)
+    with hybridmem.optimize_inference(model, '1MiB'):
+        run(model, 4)
+
+
+def watch_a_pool() -> None:
+    with hybridmem.profile_memory():
+        run(L.Linear(8, 8))
+
+
+def measure_a_peak() -> None:
+    with PeakMeter():
+        run(L.Linear(8, 8))
+
+
+@pytest.mark.usefixtures('ctrl_c')
+@pytest.mark.parametrize(
+    'measure',
+    [record_a_pass, optimize_passes, watch_a_pool, measure_a_peak, doctor.count_memory],
+)
+def test_nothing_counts_on(measure: Callable[[], object]) -> None:
+    measure()
+    counting = Interruption()
+    with counting():
+        measure()
+    places = [
+        place
+        for place in sorted(counting.counts)
+        if not place[0].startswith('interrupts')  # until it holds Ctrl-C back
+    ]
+    happened = 0
+    for index in faulty.chosen(len(places), AT_MOST, offset=5):
+        injection = Interruption(places[index])
+        with injection(), contextlib.suppress(KeyboardInterrupt):
+            measure()
+        happened += injection.happened  # else memory was idle by now
+        assert not numpy_memory.installed(), injection.place
+        assert not chainer.get_function_hooks(), injection.place
+        assert gc.isenabled(), injection.place
+        measure()
+    assert happened > 10
