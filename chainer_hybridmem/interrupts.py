@@ -51,7 +51,7 @@ class HeldBack:
         if self._former is not None:
             signal.signal(signal.SIGINT, self._former)
             if self._pending:
-                # The frame that it came in may be over, and no context's any more.
+                # The frame that it came in may be over: it has no callers then.
                 self._former(signal.SIGINT, sys._getframe(1))
 
     def _hold(self, number: int, frame: FrameType | None) -> None:

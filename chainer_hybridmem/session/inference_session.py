@@ -105,7 +105,7 @@ class InferenceSession:
         self._placed_passes = 0
         self._peak_bytes = self._footprint_bytes = 0
         self._ended = False
-        self._begun = contextlib.ExitStack()
+        self._begun: contextlib.ExitStack | None = None  # what ends it
 
     def __repr__(self) -> str:
         return (
@@ -134,6 +134,8 @@ class InferenceSession:
 
     @held_back
     def __exit__(self, *error: object) -> None:
+        if self._begun is None:
+            return
         self._ended = True
         self._stop()
         self._begun.close()

@@ -177,3 +177,15 @@ def test_a_session_is_entered_once():
             hybridmem.optimize_inference(make('@numpy'), '64MiB').__enter__()
     with pytest.raises(hybridmem.SessionError, match='again'):
         session.__enter__()
+
+
+def test_a_session_that_was_refused_can_be_entered_later():
+    session = hybridmem.optimize_inference(L.Linear(8, 8), '1MiB')
+    with hybridmem.profile_memory():
+        with pytest.raises(hybridmem.SessionError, match='already counts'):
+            session.__enter__()
+    with session:
+        assert numpy_memory.installed()
+    assert not numpy_memory.installed()
+    with pytest.raises(hybridmem.SessionError, match='cannot be entered again'):
+        session.__enter__()
