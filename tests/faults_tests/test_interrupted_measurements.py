@@ -13,7 +13,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from faults_tests.test_interruptions import Interruption
+from faults_tests.test_interruptions import Interruption, places_of
 from support import faulty
 from support.matrices import several
 
@@ -57,23 +57,17 @@ def measure_a_peak() -> None:
     [record_a_pass, optimize_passes, watch_a_pool, measure_a_peak, doctor.count_memory],
 )
 def test_nothing_counts_on(measure: Callable[[], object]) -> None:
-    measure()
-    counting = Interruption()
-    with counting():
-        measure()
-    places = [
-        place
-        for place in sorted(counting.counts)
-        if not place[0].startswith('interrupts')  # until it holds Ctrl-C back
-    ]
-    happened = 0
-    for index in faulty.chosen(len(places), AT_MOST, offset=5):
-        injection = Interruption(places[index])
+    def interrupted(injection: Interruption) -> None:
         with injection(), contextlib.suppress(KeyboardInterrupt):
             measure()
-        happened += injection.happened  # else memory was idle by now
+
+    measure()  # makes what others use again
+    places = list(places_of(interrupted))
+    for index in faulty.chosen(len(places), AT_MOST, offset=5):
+        injection = Interruption(places[index])
+        interrupted(injection)
+        assert injection.happened, injection.place
         assert not numpy_memory.installed(), injection.place
         assert not chainer.get_function_hooks(), injection.place
         assert gc.isenabled(), injection.place
         measure()
-    assert happened > 10

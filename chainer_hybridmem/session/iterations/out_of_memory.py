@@ -244,11 +244,11 @@ class OutOfMemoryExplainer:
         needs: object,
     ) -> OutOfMemoryError:
         refusal = self.describe(requested, used, iteration, moment)
-        enough = self._find_enough(iteration, moment)
+        known = self._find_known(iteration, moment)
         least = used + requested
         later, recording = ', and later ones may need more', ''
-        if enough is not None and self._options.host_limit_bytes is None:
-            later = f'; one known to do for all is {max(enough, least)} bytes'
+        if known is not None and self._options.host_limit_bytes is None:
+            later = f'; one known to do for all is {max(known, least)} bytes'
         elif needs is not None:
             later = f'; before, {needs}'
         else:
@@ -277,7 +277,7 @@ class OutOfMemoryExplainer:
             f'recorded, which tells a limit for all later ones'
         )
 
-    def _find_enough(self, iteration: Iteration, moment: Moment) -> int | None:
+    def _find_known(self, iteration: Iteration, moment: Moment) -> int | None:
         """A limit to name for iterations like this one, if one is known."""
         guide, instruments = iteration.following.guide, self._runtime.instruments
         if guide is not None:
