@@ -139,7 +139,7 @@ class Executor:
         k: int,
         outliving: Collection[Slot] = (),
         watched: Collection[Slot] | None = None,
-    ) -> None:
+    ) -> bool:
         """Goes on with another plan, for iterations that begin like this one.
 
         Args:
@@ -148,6 +148,9 @@ class Executor:
             k: The next operation.
             outliving: As for :meth:`begin`.
             watched: As for :meth:`begin`.
+
+        Returns:
+            bool: Whether a map leaves later than planned.
         """
         self.know_all()
         self._table = table
@@ -158,7 +161,7 @@ class Executor:
         self.maps.switch(outliving, watched)
         self.crossing.switch()
         self._clear_older(table)
-        self._mover.apply_missed(table, k)
+        return self._mover.apply_missed(table, k)
 
     def _clear_older(self, table: ActionTable | None) -> None:
         if table is not None and not table.passive:

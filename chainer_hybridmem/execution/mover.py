@@ -234,8 +234,13 @@ class Mover:
         for live in self._find_all(storages):
             self.drop_planned(live)
 
-    def apply_missed(self, table: ActionTable, k: int) -> None:
-        """Does what a plan does to maps that leave before operation k."""
+    def apply_missed(self, table: ActionTable, k: int) -> bool:
+        """Does what a plan does to maps that leave before operation k.
+
+        Returns:
+            bool: Whether a map was still there, so that it leaves later than planned.
+        """
+        late = False
         for actions, act in (
             (table.swap_outs, self.start_swap_out),
             (table.releases, self.release),
@@ -243,7 +248,10 @@ class Mover:
         ):
             for position in sorted(p for p in actions if p < k):
                 for live in self._find_all(actions[position]):
+                    before = live.state
                     act(live)
+                    late = late or live.state is not before
+        return late
 
     def _find_all(self, storages: Iterable[int]) -> Iterator[LiveMap]:
         """The maps of storages, as far as the iteration has made them."""

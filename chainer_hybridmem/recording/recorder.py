@@ -82,7 +82,7 @@ class Recorder:
 
     # -- what kind of recording -------------------------------------------------
     def mark_as_draft(self) -> None:
-        """The iteration has no plan, or has left it.
+        """The iteration has no plan, has left it, or has come to it late.
 
         Then what the user holds is unknown, and everything counts as releasable
         after its last use.

@@ -564,15 +564,17 @@ class Loop(chainer.FunctionHook):
         """The iteration is one of another guide that begins in the same way."""
         following.switch(other)
         self._instruments.stop_following()
-        recorder = self._instruments.recorder
-        if recorder is not None and not (guide.stage is other.stage is Stage.PROFILING):
-            recorder.mark_as_draft()
+        late = False
         if other.table is None:
             self._executor.leave_plan()
         else:
-            self._executor.switch(
+            late = self._executor.switch(
                 other.table, other.copies, k, other.habits.outliving, other.watched
             )
+        recorder = self._instruments.recorder
+        profiling = guide.stage is other.stage is Stage.PROFILING
+        if recorder is not None and (late or not profiling):
+            recorder.mark_as_draft()
         self._splitter.switch(other.ways)
 
     def _deviate(self, following: Following) -> None:
