@@ -29,7 +29,7 @@ from chainer_hybridmem.devices.values import (
     Root,
     View,
 )
-from chainer_hybridmem.interrupts import begin_whole, held_back
+from chainer_hybridmem.interrupts import begin_whole, ends_whole
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
@@ -59,9 +59,9 @@ class _Counting:
         self._reclaim = reclaim
 
     def __enter__(self) -> None:
-        begin_whole(lambda: self._memory.install(self._reclaim), self._memory.uninstall)
+        begin_whole(self, lambda: self._memory.install(self._reclaim))
 
-    @held_back
+    @ends_whole
     def __exit__(self, *error: object) -> None:
         self._memory.uninstall()
 

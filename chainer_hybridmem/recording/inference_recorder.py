@@ -31,7 +31,7 @@ from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation.specs import spec_of
-from chainer_hybridmem.interrupts import held_back
+from chainer_hybridmem.interrupts import begin_whole, ends_whole
 from chainer_hybridmem.recording.profile_builder import measure_load
 from chainer_hybridmem.records.profile import (
     Category,
@@ -144,6 +144,7 @@ class InferenceRecorder(chainer.FunctionHook):
 
     def __init__(self, device: Device, parameters: list[Array]) -> None:
         self._device = device
+        self._open = False
         self._steps: list[_Step] = []
         self._running: Any = None  # the function, not those that it calls itself
         self._outputs: tuple[Array | None, ...] = ()
@@ -167,11 +168,19 @@ class InferenceRecorder(chainer.FunctionHook):
             self._batch.add(self._identify(argument))
 
     def __enter__(self) -> InferenceRecorder:
-        self._device.memory.start_events()
-        return super().__enter__()
+        return begin_whole(self, self._begin)
 
-    @held_back
+    def _begin(self) -> InferenceRecorder:
+        self._device.memory.start_events()
+        super().__enter__()
+        self._open = True
+        return self
+
+    @ends_whole
     def __exit__(self, *error: Any) -> None:
+        if not self._open:
+            return
+        self._open = False
         super().__exit__(*error)
         self._ended = self._device.clock.mark()
         self._events = self._device.memory.take_events()

@@ -27,7 +27,7 @@ from chainer_hybridmem.devices.host import memory, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.interrupts import begin_whole, held_back
+from chainer_hybridmem.interrupts import begin_whole, end_abandoned, ends_whole
 from chainer_hybridmem.records.peak import IN_SESSION, OUTSIDE, Load, Part, Peak
 from chainer_hybridmem.records.profile import Category
 
@@ -64,12 +64,13 @@ class PeakMeter:
 
     # -- life -----------------------------------------------------------------
     def __enter__(self) -> PeakMeter:
+        end_abandoned()
         if numpy_memory.installed():
             raise SessionError(
                 'The memory of this thread is measured or limited already; measure '
                 'before optimize() and profile_memory(), and once.'
             )
-        return begin_whole(self._begin, self.__exit__)
+        return begin_whole(self, self._begin)
 
     def _begin(self) -> PeakMeter:
         with contextlib.ExitStack() as begun:
@@ -86,7 +87,7 @@ class PeakMeter:
             self._begun = begun.pop_all()
         return self
 
-    @held_back
+    @ends_whole
     def __exit__(self, *error: Any) -> None:
         self._begun.close()
 

@@ -23,7 +23,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access.owners import bring_home, permanent_arrays
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.interrupts import begin_whole, held_back
+from chainer_hybridmem.interrupts import begin_whole, ends_whole
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.session.setting.options import Options
@@ -116,7 +116,7 @@ class InferenceSession:
     def __enter__(self) -> InferenceSession:
         if self._ended:
             raise SessionError('An inference session cannot be entered again.')
-        return begin_whole(self._begin, self.__exit__)
+        return begin_whole(self, self._begin)
 
     def _begin(self) -> InferenceSession:
         memory = self.device.memory
@@ -132,7 +132,7 @@ class InferenceSession:
             self._begun = begun.pop_all()
         return self
 
-    @held_back
+    @ends_whole
     def __exit__(self, *error: object) -> None:
         if self._begun is None:
             return

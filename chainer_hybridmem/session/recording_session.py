@@ -12,6 +12,7 @@ from chainer_hybridmem.chainer_access.models import Model, one_model
 from chainer_hybridmem.chainer_access.snapshots import kept
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import Kind, SamplePair, match_kinds, same_sizes
+from chainer_hybridmem.interrupts import end_abandoned
 from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.session.setting.options import Options
@@ -179,6 +180,7 @@ def record_pairs(
         ProfileMismatchError: If they differ in more than sizes.
         SessionError: If a session is active, or nothing could be recorded.
     """
+    end_abandoned()
     if active_session() is not None:
         raise SessionError(
             'An estimate records in sessions of its own; ask for it before optimize() '

@@ -19,7 +19,7 @@ from chainer_hybridmem.chainer_access.owners import (
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, SessionError, clear_frames
 from chainer_hybridmem.execution.verifier import Followed, Verdict
-from chainer_hybridmem.interrupts import begin_whole, held_back
+from chainer_hybridmem.interrupts import begin_whole, end_abandoned, ends_whole
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
@@ -143,6 +143,7 @@ class Session:
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
+        end_abandoned()
         self._thread.check_not_ended()
         other = active_session()
         if other is not None and other.gives_way is not None:
@@ -153,7 +154,7 @@ class Session:
                 'before starting another one.'
             )
         self._thread.check_not_open()
-        return begin_whole(self._begin, self.__exit__)
+        return begin_whole(self, self._begin)
 
     def _begin(self) -> Session:
         device = self.device
@@ -193,7 +194,7 @@ class Session:
         if self._cache is not None:
             self._cache.save(guide)
 
-    @held_back
+    @ends_whole
     def __exit__(
         self,
         kind: type[BaseException] | None = None,
