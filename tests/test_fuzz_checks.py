@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Any
-
-import pytest
 
 from chainer_hybridmem.devices.host.array_data import bytes_of
 from chainer_hybridmem.devices.host.copies import CopyThread
@@ -13,6 +13,11 @@ from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.devices.swap_store.store import TieredStore
 from chainer_hybridmem.execution.live_map import LiveMap
 
+# isort: split
+import chainer
+import pytest
+
+from .fuzz import interruptions
 from .fuzz.cases import draw
 from .fuzz.checking import Result, check
 from .fuzz.training import READS
@@ -78,3 +83,26 @@ def test_a_session_leaves_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         for thread in left:
             close(thread)
+
+
+def test_ctrl_c_leaves_something(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hook, or a process that ends itself."""
+    monkeypatch.setattr(
+        'sys.argv', ['interruptions', '--subject', 'memory', '--lines', '8']
+    )
+    assert interruptions.main() == 0
+    (subject,) = (s for s in interruptions.list_subjects() if 'memory' in s.name)
+
+    def interrupt(interruption: interruptions.Interruption) -> None:
+        subject.interrupt(interruption)
+        if interruption.happened:
+            chainer.get_function_hooks()['left'] = chainer.FunctionHook()
+            subject.interrupt(interruption)
+
+    careless = subject._replace(interrupt=interrupt)
+    assert len(interruptions.sweep(careless, 0, math.inf, 3)) == 3
+    assert 'a hook is left' in capsys.readouterr().out
+    ends = subject._replace(interrupt=lambda interruption: os._exit(7))
+    assert interruptions.find_fault(ends, ('', 0)) == 'the process ended with 7'
