@@ -53,6 +53,13 @@ present = [name for name in ('pkg_resources', 'numpy.distutils') if name in sys.
 print(chainer.__version__, present, 'distutils' in vars(numpy))
 """
 
+REAL = """
+more = 7
+class DistributionNotFound(Exception): pass
+VersionConflict = DistributionNotFound
+def require(name): raise DistributionNotFound
+"""
+
 # Has every name that it is asked for.
 FAKE = """
 import types
@@ -113,6 +120,24 @@ class TestImport:
         assert sys.modules['chainer._environment_check'].pkg_resources is real
         """
         run_python(code)
+
+    def test_what_is_slow_to_import_comes_when_asked_for(self):
+        """Somebody whom Chainer imports may ask for more than Chainer does."""
+        code = """
+        import os, sys, tempfile
+        REAL = '''%s'''
+        folder = tempfile.mkdtemp()
+        for name, text in (
+            ('pkg_resources', REAL),
+            ('PIL', 'import pkg_resources; found = Image = pkg_resources.more'),
+        ):
+            with open(os.path.join(folder, name + '.py'), 'w') as file:
+                file.write(text)
+        sys.path.insert(0, folder)
+        import chainer_hybridmem, chainer
+        print(sys.modules['PIL'].found, sys.modules['pkg_resources'].__file__[-5:])
+        """
+        assert run_python(textwrap.dedent(code) % REAL) == '7 es.py'
 
     def test_chainer_first(self):
         # A user's own repairs make chainer importable before this package is.

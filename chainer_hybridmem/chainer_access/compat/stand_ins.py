@@ -46,7 +46,7 @@ def stand_in_for_distutils() -> Iterator[None]:
 
 
 def stand_in_for_pkg_resources() -> AbstractContextManager[None]:
-    """Stands in for ``pkg_resources``, which setuptools 82 no longer has."""
+    """Stands in for ``pkg_resources``: slow to import, and gone with setuptools 82."""
     return _modules({'pkg_resources': make_pkg_resources()})
 
 
@@ -139,8 +139,19 @@ class WorkingSet:
 
 
 def make_pkg_resources() -> types.ModuleType:
-    """Makes a module with the names of ``pkg_resources`` that Chainer uses."""
+    """Makes a module with the names of ``pkg_resources`` that Chainer uses.
+
+    Who asks it for another name gets that of the real one, which then takes its place.
+    """
     stub = types.ModuleType('pkg_resources')
+
+    def find_real(name: str) -> Any:
+        if name.startswith('__'):
+            raise AttributeError(name)
+        if sys.modules.get('pkg_resources') is stub:
+            del sys.modules['pkg_resources']
+        return getattr(importlib.import_module('pkg_resources'), name)
+
     vars(stub).update(
         require=require,
         get_distribution=importlib.metadata.distribution,
@@ -148,5 +159,6 @@ def make_pkg_resources() -> types.ModuleType:
         ResolutionError=ResolutionError,
         DistributionNotFound=DistributionNotFound,
         VersionConflict=VersionConflict,
+        __getattr__=find_real,
     )
     return stub

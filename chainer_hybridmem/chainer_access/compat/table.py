@@ -41,14 +41,14 @@ REPAIRS = (
     Repair(
         '`numpy.distutils`',
         'Python 3.12',
-        'the import fails; there while Chainer is imported',
+        'the import fails, and is slow before; there while Chainer is imported',
         'stand_ins.stand_in_for_distutils',
         f'{_COMPAT}::TestImport::test_stand_ins_are_gone_after_the_import',
     ),
     Repair(
         '`pkg_resources`',
         'setuptools 82',
-        'the import fails; there while Chainer is imported',
+        'the import fails, and is slow before; there while Chainer is imported',
         'stand_ins.stand_in_for_pkg_resources',
         f'{_COMPAT}::TestImport::test_chainer_testing_without_pkg_resources',
     ),
