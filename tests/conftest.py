@@ -116,11 +116,12 @@ def peak(data: list[tuple[Any, Any]]) -> int:
     return int(session.statistics()['in_core_peak_bytes'])
 
 
-@pytest.fixture
-def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions know the link to the store.
+@pytest.fixture(autouse=True)
+def known_link() -> Iterator[None]:
+    """Sessions know the link to the store: to measure it takes longer than most tests.
 
-    They measure one that is throttled, that has no room, or that is a real GPU's.
+    They measure one that is throttled, that has no room, or that is a real GPU's. A
+    module whose tests need a measured link has a fixture of this name of its own.
     """
     known = Link(
         latency_seconds=1e-5, d2h_bytes_per_second=1e9, h2d_bytes_per_second=1e9
@@ -135,4 +136,6 @@ def known_link(monkeypatch: pytest.MonkeyPatch) -> None:
             return measure(device, tier=tier, **options)
         return known
 
-    monkeypatch.setattr(link_measurement, 'measure_link', know)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link_measurement, 'measure_link', know)
+        yield

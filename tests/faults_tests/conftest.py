@@ -11,11 +11,6 @@ from support import faulty
 
 
 @pytest.fixture(autouse=True)
-def quick_sessions(known_link: None) -> None:
-    """They are many and short."""
-
-
-@pytest.fixture(autouse=True)
 def nothing_stays_open() -> Iterator[None]:
     """No test leaves a file or a thread behind."""
     files = faulty.open_files()

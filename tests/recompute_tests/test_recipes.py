@@ -19,7 +19,6 @@ from chainer_hybridmem.recompute import fused_replays
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
 
-pytestmark = pytest.mark.usefixtures('known_link')
 LIMIT = '1GB'
 ITERATIONS = 6
 

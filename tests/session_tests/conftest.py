@@ -50,15 +50,6 @@ def pytest_fixture_setup(
             return (yield)
 
 
-@pytest.fixture(autouse=True)
-def unmeasured_link(known_link: None) -> None:
-    """A session takes the link's speed as given, where it is not throttled.
-
-    To measure it takes longer than the training of most tests. A module whose tests
-    need a measured link has a fixture ``known_link`` of its own, which does nothing.
-    """
-
-
 @pytest.fixture
 def hostile(machine: Machine | None) -> Iterator[None]:
     """Freed memory is full of NaN, and copies are late by chance."""

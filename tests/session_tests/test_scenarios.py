@@ -16,7 +16,6 @@ from support import networks, scenarios
 
 from chainer_hybridmem.session.session import Session
 
-pytestmark = pytest.mark.usefixtures('known_link')
 QUICK = {'steps': 1000}  # it is execution that is tried here, not the search
 # Options of sessions whose freed memory is poisoned and whose copies are late; each
 # scenario meets one of them, in turn.
