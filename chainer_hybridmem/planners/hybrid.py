@@ -20,7 +20,8 @@ A problem of a few feature maps has all its assignments simulated. Else:
 5. Warm rounds from the best so far, until the steps or the time are used up or
    the plan is as close to the bound as ``tolerance``.
 6. A few rounds more that also decide which recomputed maps do not stay when a replay
-   for others passes them (LATE): what stays takes the memory of what is needed later.
+   for others passes them, never (LATE) or not the first time (PASSED): what stays
+   takes the memory of what is needed later.
    Where nothing is copied, rounds in which sources may stay follow: from the best so
    far, and in turns from the relaxation rounded and from all that can be made again.
 7. What leaves without making the plan faster stays (``undo_useless_moves``).

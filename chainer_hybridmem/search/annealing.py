@@ -13,6 +13,7 @@ from chainer_hybridmem.search.alike import number_kinds
 from chainer_hybridmem.search.candidates import (
     LATE,
     NUMBERS,
+    PASSED,
     RECOMPUTE,
     SWAP,
     Candidate,
@@ -100,7 +101,7 @@ def actions_of(plan: Plan) -> np.ndarray:
 
 
 def assignment_of(problem: Problem, plan: Plan) -> np.ndarray:
-    """The (M,) actions of a plan, with LATE for what passes a replay and is made again.
+    """The (M,) actions of a plan, LATE or PASSED where a replay is passed.
 
     Args:
         problem: What the plan is for.
@@ -109,9 +110,9 @@ def assignment_of(problem: Problem, plan: Plan) -> np.ndarray:
     action = actions_of(plan)
     passed = {storage for replay in plan.replays for storage in replay.frees}
     for m, entry in enumerate(plan.maps):
-        at_last = entry.needed_before == problem.arrays.first_use[m]
-        if action[m] == RECOMPUTE and entry.storage in passed and at_last:
-            action[m] = LATE
+        if action[m] == RECOMPUTE and entry.storage in passed:
+            at_last = entry.needed_before == problem.arrays.first_use[m]
+            action[m] = LATE if at_last else PASSED
     return action
 
 

@@ -25,6 +25,7 @@ from chainer_hybridmem.simulation.timeline import plan_from_positions, run_lanes
 from chainer_hybridmem.simulation.work import (
     KEEP,
     LATE,
+    PASSED,
     RECOMPUTE,
     SWAP,
     Outcome,
@@ -36,6 +37,7 @@ from chainer_hybridmem.units import format_apart
 __all__ = [
     'KEEP',
     'LATE',
+    'PASSED',
     'NUMBERS',
     'RECOMPUTE',
     'SWAP',
@@ -54,7 +56,7 @@ class Candidate:
     """An assignment of actions and what the simulator says about it.
 
     Attributes:
-        action (ndarray): (M,) KEEP, SWAP, RECOMPUTE or LATE.
+        action (ndarray): (M,) KEEP, SWAP, RECOMPUTE, LATE or PASSED.
         seconds (float): Simulated time; infinite if it does not fit.
         peak_bytes (int): Highest load.
         worst (int): Operation with the highest load.
@@ -138,7 +140,7 @@ class Search:
         """Simulates one assignment, or what the rules make of it.
 
         Args:
-            action: (M,) KEEP, SWAP, RECOMPUTE or LATE.
+            action: (M,) KEEP, SWAP, RECOMPUTE, LATE or PASSED.
             free: Index of a map whose copies take no time, to measure what
                 swapping it costs; -1 for none.
         """
@@ -238,7 +240,7 @@ class Search:
 
         Args:
             planner: Name of the planner.
-            action: (M,) KEEP, SWAP, RECOMPUTE or LATE.
+            action: (M,) KEEP, SWAP, RECOMPUTE, LATE or PASSED.
             work: That of :meth:`positions`, with releases and swap-ins moved.
             options: What the planner ran with.
 

@@ -16,7 +16,7 @@ import numpy as np
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.work import KEEP, LATE, RECOMPUTE, SWAP, Work
+from chainer_hybridmem.simulation.work import KEEP, LATE, PASSED, RECOMPUTE, SWAP, Work
 
 # -- moves of many maps at once -----------------------------------------------
 SPARSEST = 16  # of so many maps one changes
@@ -75,6 +75,7 @@ def spread(
 
 # -- moves of few maps ----------------------------------------------------------
 DELAYS = 0.3  # share of the moves that change what is late
+ONCE = 0.2  # share of these that change what is late once
 MOST_EXCHANGED = 16  # maps that a move exchanges for one
 
 
@@ -208,7 +209,10 @@ def _delay(current: np.ndarray, proposed: np.ndarray) -> int:
             break
     if current[m] < RECOMPUTE:
         return 0
-    proposed[m] = RECOMPUTE + LATE - current[m]
+    if np.random.random() < ONCE:
+        proposed[m] = RECOMPUTE if current[m] == PASSED else PASSED
+    else:
+        proposed[m] = RECOMPUTE if current[m] >= LATE else LATE
     return 1
 
 

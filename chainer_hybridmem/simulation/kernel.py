@@ -235,7 +235,7 @@ def evaluate(
 
     Args:
         a: The problem's arrays. If host copies in RAM are limited, this shares it out.
-        action: (M,) KEEP, SWAP, RECOMPUTE or LATE.
+        action: (M,) KEEP, SWAP, RECOMPUTE, LATE or PASSED.
         limit: Memory limit in bytes.
         lead: (n,) earliest position at which a swap-in that is needed at an
             operation may start.
@@ -260,7 +260,7 @@ def evaluate(
     w.mark[:] = -1
     for m in range(n_maps):
         w.release[m] = w.swap_in[m] = -1
-        w.made[m] = False
+        w.made[m] = w.passed[m] = False
         w.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
     beyond = 0.0
     if a.tiered:

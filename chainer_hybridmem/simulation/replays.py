@@ -12,6 +12,7 @@ from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.work import (
     FREE,
     LATE,
+    PASSED,
     RECOMPUTE,
     RUN,
     STAY,
@@ -126,7 +127,7 @@ def choose_stays(
     """
     load = w.load
     made, chain, uses, stays = w.made, w.chain, w.uses, w.stays
-    record, rise = w.record, w.rise
+    record, rise, passed = w.record, w.rise, w.passed
     products, product_ptr, size = a.products, a.product_ptr, a.size
     inputs, input_ptr = a.inputs, a.input_ptr
     fixed_peak, first_use, n_maps = a.fixed_peak, a.first_use, len(action)
@@ -142,9 +143,10 @@ def choose_stays(
             if not a.read[item]:
                 continue
             use = first_use[item]
+            goes = action[item] == LATE or (action[item] == PASSED and not passed[item])
             if use == k:
                 stays[item] = True
-            elif collective and use > k and action[item] != LATE:
+            elif collective and use > k and not goes:
                 room = limit - size[item]
                 while asked < use and highest <= room:
                     here += load[asked]
@@ -299,9 +301,11 @@ def lay_out_replays(
             host += a.host_seconds[op]
             for j in range(product_ptr[op], product_ptr[op + 1]):
                 item = products[j]
-                if item < n_maps and stays[item]:
-                    made[item] = True
-                    w.needed[item] = k
+                if item < n_maps:
+                    w.passed[item] = True
+                    if stays[item]:
+                        made[item] = True
+                        w.needed[item] = k
                 stays[item] = False
                 uses[item] = 0
         w.replay_seconds[k] = spent

@@ -28,7 +28,7 @@ def plan_from_positions(
     problem: Problem, action: np.ndarray, positions: Work
 ) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...], tuple[Source, ...]]:
     """The kernel's flat arrays as plan entries; sources that no replay reads go."""
-    actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE, Action.RECOMPUTE)
+    actions = (Action.KEEP, Action.SWAP, *3 * (Action.RECOMPUTE,))
     maps = tuple(
         MapPlan(
             storage=storage.id,

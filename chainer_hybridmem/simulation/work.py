@@ -12,8 +12,9 @@ import numpy as np
 
 from chainer_hybridmem.simulation.arrays import Arrays
 
-# LATE is RECOMPUTE without staying when a replay for something else passes it.
-KEEP, SWAP, RECOMPUTE, LATE = 0, 1, 2, 3
+# LATE is RECOMPUTE without staying when a replay for something else passes it; PASSED
+# is LATE for the first replay that passes it, and stays when another one does.
+KEEP, SWAP, RECOMPUTE, LATE, PASSED = 0, 1, 2, 3, 4
 # Kinds of entries in a replay program.
 RUN, STAY, FREE = 0, 1, 2
 # Lists of maps per position.
@@ -71,6 +72,7 @@ class Work(NamedTuple):
     uses: np.ndarray  # (M+T,) int64, readers left in a chain
     stays: np.ndarray  # (M+T,) bool
     made: np.ndarray  # (M,) bool
+    passed: np.ndarray  # (M,) bool, by a replay, without staying
 
     @property
     def out_start(self) -> np.ndarray:
@@ -161,4 +163,5 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         uses=np.zeros(n_items, np.int64),
         stays=np.zeros(n_items, bool),
         made=np.zeros(n_maps, bool),
+        passed=np.zeros(n_maps, bool),
     )

@@ -18,6 +18,7 @@ from chainer_hybridmem.search.annealing import assignment_of
 from chainer_hybridmem.search.candidates import (
     KEEP,
     LATE,
+    PASSED,
     RECOMPUTE,
     SWAP,
     Search,
@@ -78,6 +79,37 @@ def test_what_is_late_leaves_its_room_to_what_is_dear() -> None:
             patch.setattr(hybrid, 'FEW_ASSIGNMENTS', few)
             plan = make_plan(problem, limit, 'hybrid', steps=1000)
         assert plan.predicted_seconds == found[LATE]
+
+
+def test_what_has_passed_one_replay_stays_of_the_next() -> None:
+    """The first chain has room for one of two maps, the second one for both."""
+    nodes = [
+        toys.Node(
+            ((i - 1, 0),) if i else (),
+            reads_inputs=False,
+            reads_outputs=True,
+            seconds=seconds,
+            workspace=mib * MIB,
+        )
+        for i, (seconds, mib) in enumerate([(10.0, 0), (5.0, 0), (1.0, 0), (1.0, 20)])
+    ]
+    problem = make_problem(toys.network(nodes), rules={'*': 'no swap'})
+    limit = least_memory(problem)[0] + 10 * MIB
+    search = Search(problem, limit)
+    found = {}
+    for second in (RECOMPUTE, LATE, PASSED):
+        action = np.array([RECOMPUTE, second, LATE, RECOMPUTE])
+        plan = search.finish('test', search.evaluate(action))
+        assert simulate(problem, plan).total_seconds == plan.predicted_seconds
+        again = search.evaluate(assignment_of(problem, plan))
+        assert again.seconds == plan.predicted_seconds
+        found[second] = plan.predicted_seconds
+    assert found[PASSED] == min(found.values())
+    assert found[LATE] - found[PASSED] == pytest.approx(5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hybrid, 'FEW_ASSIGNMENTS', 0)
+        plan = make_plan(problem, limit, 'hybrid', steps=1000)
+    assert plan.predicted_seconds <= found[PASSED]
 
 
 def negative_time(profile: Profile) -> Profile:

@@ -12,6 +12,7 @@ from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.candidates import (
     KEEP,
     LATE,
+    PASSED,
     RECOMPUTE,
     SWAP,
     Search,
@@ -24,6 +25,7 @@ from chainer_hybridmem.simulation.problem import find_sources, with_sources
 from . import toys
 
 RANDOM = 'random'  # the planner below
+ONCE = 0.3  # share of what is late that is so once
 
 
 def random_plan(
@@ -47,7 +49,8 @@ def random_plan(
         early: Whether swap-ins begin as early as memory allows, or at drawn positions.
         barrier: Whether backward starts when every swap-out has finished.
         relax: Whether maps are away for as long as they can be.
-        late: Share of the recomputed maps that no replay for others keeps.
+        late: Share of the recomputed maps that no replay for others keeps, or not the
+            first one.
         sources: Share of what backward never reads that stays for replays.
     """
     n = len(problem.arrays.seconds)
@@ -57,7 +60,9 @@ def random_plan(
     action = rng.choice(3, size=len(problem.maps), p=weights)
     action[(action == RECOMPUTE) & ~problem.recomputable] = SWAP
     if late:
-        action[(action == RECOMPUTE) & (rng.random(len(action)) < late)] = LATE
+        lateness = np.where(action == RECOMPUTE, rng.random(len(action)) / late, 1)
+        action[lateness < 1] = LATE
+        action[lateness < ONCE] = PASSED
     wider, least = problem, np.full(len(action), SWAP)
     if sources:
         wider = with_sources(problem, find_sources(problem))
