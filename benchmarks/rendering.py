@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.tables import choice, gallery, packages
+from benchmarks.tables import choice, contest, gallery, packages
 from benchmarks.tables.form import anchor
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'benchmarks' / 'results'
+README = ROOT / 'README.md'
 PAGE = ROOT / 'docs' / 'results.md'
 TABLES = RESULTS  # folder of the tables in full
 GALLERY = ROOT / 'docs' / 'guide' / 'gallery.md'
@@ -38,6 +39,7 @@ TABLES_FOLDER, GUIDE_FOLDER = 'benchmarks/results', 'docs/guide'
 COLUMNS = 100
 VERSIONS = ('python', 'numpy', 'chainer', 'numba', 'cupy', 'torch')
 LINK = re.compile(r'\]\(([^)\s:#]+)')
+BEGINS, ENDS = '<!--arena-->', '<!--end-->'
 WRITTEN = (
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->'
 )
@@ -121,6 +123,14 @@ def _moved(text: str, folder: str) -> str:
     return LINK.sub(move, text)
 
 
+def render_readme() -> str:
+    """Returns the README with the arena's figures as they are now."""
+    before, _, rest = README.read_text().partition(BEGINS)
+    _, _, after = rest.partition(ENDS)
+    figures = '\n\n'.join(_paragraphs(contest.readme(read('arena'))))
+    return f'{before}{BEGINS}\n\n{figures}\n\n{ENDS}{after}'
+
+
 def render_gallery() -> str:
     """Returns the page of examples for their result file as it is now."""
     body = read('gallery')
@@ -196,6 +206,7 @@ def _wrapped(text: str) -> str:
 
 def _pages() -> Iterator[tuple[pathlib.Path, Callable[[], str]]]:
     yield PAGE, render
+    yield README, render_readme
     yield GALLERY, render_gallery
     yield CHOICE, render_choice
     if (RESULTS / 'packages.json').exists():  # it needs a package index

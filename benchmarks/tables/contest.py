@@ -79,6 +79,23 @@ def by_network(body: Body) -> str:
     return table(head, lines)
 
 
+def readme(body: Body) -> str:
+    """Returns what the README says of it.
+
+    Args:
+        body: Content of ``arena.json``.
+    """
+    rows, longer = _rows(body), _rows(body, LONGER)
+    spent = max(row['cpu_seconds'] for row in rows)
+    return (
+        "[Checkmate's networks](docs/guide/arena.md), without swaps, at their least "
+        f'limits. Gurobi took up to a day, `hybrid` at most {spent:.1f} s. It is as '
+        f'good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and better '
+        f'on {_count(rows, 1 - LEVEL)}; given 50 s, on {_count(longer, 1 + LEVEL)} and '
+        f'{_count(longer, 1 - LEVEL)}.\n\n{least_limits(body)}'
+    )
+
+
 def least_limits(body: Body) -> str:
     """Returns the plan for the least limit of each network beside the published one.
 
@@ -94,9 +111,9 @@ def _beside(row: Body) -> list[str]:
     published = row['best_known']
     return [
         f'{_name(row)}, {row["limit"]}',
-        'none found' if published is None else f'{published:.4f} s',
-        f'{row["bound_known"]:.4f} s',
-        f'{row["value"]:.4f} s',
+        'none found' if published is None else f'{published:.5f} s',
+        f'{row["bound_known"]:.5f} s',
+        f'{row["value"]:.5f} s',
         f'{row["cpu_seconds"]:.1f}',
     ]
 

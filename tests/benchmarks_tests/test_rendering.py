@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import re
 import sys
 
 import pytest
@@ -70,14 +69,16 @@ def test_figures_of_the_readme_are_those_of_the_results(rendering):
     assert {'none', 'swap-all', 'superneurons', 'pooch', 'hybrid'} <= set(shown)
 
 
-def test_the_readme_has_the_plans_beside_the_published_ones(rendering):
-    from benchmarks.tables import contest
-
-    text = (ROOT / 'README.md').read_text()
-    rows, layouts = (rendering.read(name) for name in ('arena', 'layouts'))
-    assert contest.least_limits(rows) in text
-    found = re.search(r'on \d+ of 27 limits and better on \d+', ' '.join(text.split()))
-    assert f'{found.group()},' in contest.says(rows, layouts)
+def test_a_stale_readme_is_told(rendering, tmp_path, monkeypatch, capsys):
+    text = rendering.README.read_text()
+    figures = text.partition(rendering.BEGINS)[2].partition(rendering.ENDS)[0]
+    assert '| ResNet-50, 5GiB |' in figures and ' of 27 limits' in figures
+    page = tmp_path / 'README.md'
+    page.write_text(text.replace('| ResNet-50, 5GiB | 1', '| ResNet-50, 5GiB | 2'))
+    monkeypatch.setattr(rendering, 'README', page)
+    assert rendering.main(['--check']) == 1
+    assert 'README.md is stale' in capsys.readouterr().err
+    assert rendering.render_readme() == text
 
 
 @pytest.mark.parametrize('name', ['gallery', 'choice', 'packages'])
