@@ -139,6 +139,23 @@ class TestImport:
         """
         assert run_python(textwrap.dedent(code) % REAL) == '7 es.py'
 
+    def test_what_is_not_there_is_not_made_up(self):
+        code = """
+        import sys, types
+        picture = types.ModuleType('PIL')
+        def find(name):
+            if name != 'Image':
+                raise AttributeError(name)
+            import pkg_resources
+            picture.Image = hasattr(pkg_resources, 'more')
+            return picture.Image
+        picture.__getattr__ = find
+        sys.modules['PIL'] = picture
+        import chainer_hybridmem, chainer
+        print(chainer.__version__, picture.Image, 'pkg_resources' in sys.modules)
+        """
+        assert run_python(code, missing=GONE) == '7.8.1 False False'
+
     def test_chainer_first(self):
         # A user's own repairs make chainer importable before this package is.
         code = """

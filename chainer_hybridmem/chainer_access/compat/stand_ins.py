@@ -148,9 +148,16 @@ def make_pkg_resources() -> types.ModuleType:
     def find_real(name: str) -> Any:
         if name.startswith('__'):
             raise AttributeError(name)
-        if sys.modules.get('pkg_resources') is stub:
+        stands_in = sys.modules.get('pkg_resources') is stub
+        if stands_in:
             del sys.modules['pkg_resources']
-        return getattr(importlib.import_module('pkg_resources'), name)
+        try:
+            real = importlib.import_module('pkg_resources')
+        except ImportError as error:
+            if stands_in:
+                sys.modules['pkg_resources'] = stub
+            raise AttributeError(name) from error
+        return getattr(real, name)
 
     vars(stub).update(
         require=require,
