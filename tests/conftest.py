@@ -116,8 +116,13 @@ def peak(data: list[tuple[Any, Any]]) -> int:
     return int(session.statistics()['in_core_peak_bytes'])
 
 
+@pytest.fixture
+def machine() -> None:
+    """What each test runs on; None for the computer itself."""
+
+
 @pytest.fixture(autouse=True)
-def known_link() -> Iterator[None]:
+def known_link(machine: object) -> Iterator[None]:
     """Sessions know the link to the store: to measure it takes longer than most tests.
 
     They measure one that is throttled, that has no room, or that is a real GPU's. A
