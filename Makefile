@@ -44,7 +44,7 @@ STAMP := $(VENV)/.installed
 # splits both at blanks: a relative name works in a folder with a blank in its path too.
 PIP = PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
-# What is imported is compiled then: that is a third of what there is.
+# Python compiles a module when it first imports it; to compile all takes longer.
 PIP_INSTALL = $(PIP) install --quiet --no-compile
 
 # CuPy for the driver's CUDA version, where a GPU answers and no CuPy is installed.

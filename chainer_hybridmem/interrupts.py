@@ -34,6 +34,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 _LOOK_SECONDS = 0.1
 _JOIN_SECONDS = 1.0  # longer than a thread needs that has nothing to do
+# Of code whose frames may go on after they have been left.
+_MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 Function = TypeVar('Function', bound=Callable[..., Any])
 Result = TypeVar('Result')
 
@@ -264,6 +266,3 @@ def _is_left_by_itself(frame: FrameType) -> bool:
         return False
     names = [dis.opname[op] for op in code.co_code[max(at - 2, 0) : at + 1 : 2]]
     return names[-1] in ('BEFORE_WITH', 'SETUP_WITH') or 'LOAD_SPECIAL' in names
-
-
-_MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

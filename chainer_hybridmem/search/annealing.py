@@ -101,7 +101,7 @@ def actions_of(plan: Plan) -> np.ndarray:
 
 
 def assignment_of(problem: Problem, plan: Plan) -> np.ndarray:
-    """The (M,) actions of a plan, LATE or PASSED where a replay is passed.
+    """The (M,) actions of a plan, with LATE or PASSED for what a replay frees.
 
     Args:
         problem: What the plan is for.

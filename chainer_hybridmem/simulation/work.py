@@ -72,7 +72,7 @@ class Work(NamedTuple):
     uses: np.ndarray  # (M+T,) int64, readers left in a chain
     stays: np.ndarray  # (M+T,) bool
     made: np.ndarray  # (M,) bool
-    passed: np.ndarray  # (M,) bool, by a replay, without staying
+    passed: np.ndarray  # (M,) bool, whether a replay has made it by now
 
     @property
     def out_start(self) -> np.ndarray:

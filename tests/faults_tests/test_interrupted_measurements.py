@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -66,23 +67,28 @@ MEASUREMENTS = (
 )
 
 
+def interrupt_measurement(
+    measure: Callable[[], object], injection: Interruption
+) -> None:
+    """Ctrl-C in a measurement leaves nothing, and the next one is made."""
+    with injection(), contextlib.suppress(KeyboardInterrupt):
+        measure()
+    assert not numpy_memory.installed(), injection.place
+    assert not chainer.get_function_hooks(), f'a hook is left: {injection.place}'
+    assert gc.isenabled(), injection.place
+    measure()
+
+
 @pytest.mark.usefixtures('ctrl_c')
 @pytest.mark.parametrize('measure', MEASUREMENTS)
 def test_nothing_counts_on(measure: Callable[[], object]) -> None:
-    def interrupted(injection: Interruption) -> None:
-        with injection(), contextlib.suppress(KeyboardInterrupt):
-            measure()
-
+    interrupt = functools.partial(interrupt_measurement, measure)
     measure()  # makes what others use again
-    places = list(places_of(interrupted))
+    places = list(places_of(interrupt))
     for index in faulty.chosen(len(places), AT_MOST, offset=5):
         injection = Interruption(places[index])
-        interrupted(injection)
+        interrupt(injection)
         assert injection.happened, injection.place
-        assert not numpy_memory.installed(), injection.place
-        assert not chainer.get_function_hooks(), injection.place
-        assert gc.isenabled(), injection.place
-        measure()
 
 
 def train() -> None:

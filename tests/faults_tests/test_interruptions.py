@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -94,6 +95,16 @@ def interruptions(count: Callable[[Interruption], Any]) -> Iterator[Interruption
         yield Interruption(places[index], (0, times - 1, times // 2)[index % 3])
 
 
+def interrupt_iteration(
+    way: Callable[..., faulty.Case], stage: str, plan: str, injection: Interruption
+) -> None:
+    """Ctrl-C in an iteration comes out, in whatever way the program goes on."""
+    at, options = faulty.STAGES[stage]
+    case = way(at, injection, **options, **PLANS[plan])
+    came_out = type(case.error or case.inside) is KeyboardInterrupt
+    assert came_out or injection.ignored or not injection.happened, injection.place
+
+
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('stage', faulty.STAGES)
 @pytest.mark.parametrize(
@@ -103,15 +114,9 @@ def test_ctrl_c_in_an_iteration(
     way: Callable[..., faulty.Case], stage: str, plan: str
 ) -> None:
     """It ends the session, or the program catches it."""
-    at, options = faulty.STAGES[stage]
-
-    def interrupted(injection: Interruption) -> faulty.Case:
-        return way(at, injection, **options, **PLANS[plan])
-
-    for injection in interruptions(interrupted):
-        case = interrupted(injection)
-        came_out = type(case.error or case.inside) is KeyboardInterrupt
-        assert came_out or injection.ignored or not injection.happened, injection.place
+    interrupt = functools.partial(interrupt_iteration, way, stage, plan)
+    for injection in interruptions(interrupt):
+        interrupt(injection)
 
 
 def begin_and_end(beginning: Interruption, ending: Interruption, ended: bool) -> Any:

@@ -11,6 +11,7 @@ no signal.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pathlib
 import random
@@ -23,16 +24,16 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from chainer_hybridmem.devices.host import numpy_memory
-
-# isort: split
-import chainer
-from faults_tests.test_interrupted_measurements import MEASUREMENTS
+from faults_tests.test_interrupted_measurements import (
+    MEASUREMENTS,
+    interrupt_measurement,
+)
 from faults_tests.test_interruptions import (
     PLANS,
     Interruption,
     Place,
     begin_and_end,
+    interrupt_iteration,
     places_of,
 )
 from support import faulty
@@ -62,38 +63,15 @@ def list_subjects() -> list[Subject]:
         Subject('end inside', lambda i: begin_and_end(Interruption(), i, False)),
     ]
     for measure in MEASUREMENTS:
-        subjects.append(Subject(measure.__name__, _measurement(measure)))
+        interrupt = functools.partial(interrupt_measurement, measure)
+        subjects.append(Subject(measure.__name__, interrupt))
     for stage in faulty.STAGES:
         for plan in PLANS:
             for way in (faulty.leave_session, faulty.stay_in_session):
                 name = f'{stage}, {plan}, {way.__name__}'
-                subjects.append(Subject(name, _iteration(way, stage, plan)))
+                interrupt = functools.partial(interrupt_iteration, way, stage, plan)
+                subjects.append(Subject(name, interrupt))
     return subjects
-
-
-def _measurement(measure: Callable[[], object]) -> Interrupt:
-    def interrupt(interruption: Interruption) -> None:
-        try:
-            with interruption():
-                measure()
-        except KeyboardInterrupt:
-            pass
-        assert not numpy_memory.installed(), 'memory is counted on'
-        assert not chainer.get_function_hooks(), 'a hook is left'
-        measure()
-
-    return interrupt
-
-
-def _iteration(way: Callable[..., faulty.Case], stage: str, plan: str) -> Interrupt:
-    at, options = faulty.STAGES[stage]
-
-    def interrupt(interruption: Interruption) -> None:
-        case = way(at, interruption, **options, **PLANS[plan])
-        came = type(case.error or case.inside) is KeyboardInterrupt
-        assert came or interruption.ignored or not interruption.happened, 'was lost'
-
-    return interrupt
 
 
 def find_fault(subject: Subject, place: Place) -> str:

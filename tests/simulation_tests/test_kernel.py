@@ -52,6 +52,15 @@ def test_a_chain_does_not_grow_with_the_number_of_paths() -> None:
     assert len(search.positions(candidate).program) <= 3 * len(parents)
 
 
+def seconds_of(search: Search, action: list[int]) -> float:
+    """Of a plan with these actions; the timeline and the plan itself say the same."""
+    plan = search.finish('test', search.evaluate(np.array(action)))
+    assert simulate(search.problem, plan).total_seconds == plan.predicted_seconds
+    again = search.evaluate(assignment_of(search.problem, plan))
+    assert again.seconds == plan.predicted_seconds
+    return plan.predicted_seconds
+
+
 def test_what_is_late_leaves_its_room_to_what_is_dear() -> None:
     """Two maps would stay after the first chain; only one fits, the cheap one."""
     nodes = [
@@ -67,12 +76,7 @@ def test_what_is_late_leaves_its_room_to_what_is_dear() -> None:
     search = Search(problem, limit)
     found = {}
     for cheap in (RECOMPUTE, LATE):
-        action = np.array([RECOMPUTE, cheap, RECOMPUTE, KEEP])
-        plan = search.finish('test', search.evaluate(action))
-        assert simulate(problem, plan).total_seconds == plan.predicted_seconds
-        again = search.evaluate(assignment_of(problem, plan))
-        assert again.seconds == plan.predicted_seconds
-        found[cheap] = plan.predicted_seconds
+        found[cheap] = seconds_of(search, [RECOMPUTE, cheap, RECOMPUTE, KEEP])
     assert found[RECOMPUTE] - found[LATE] == pytest.approx(9)
     for few in (hybrid.FEW_ASSIGNMENTS, 0):
         with pytest.MonkeyPatch.context() as patch:
@@ -98,12 +102,7 @@ def test_what_has_passed_one_replay_stays_of_the_next() -> None:
     search = Search(problem, limit)
     found = {}
     for second in (RECOMPUTE, LATE, PASSED):
-        action = np.array([RECOMPUTE, second, LATE, RECOMPUTE])
-        plan = search.finish('test', search.evaluate(action))
-        assert simulate(problem, plan).total_seconds == plan.predicted_seconds
-        again = search.evaluate(assignment_of(problem, plan))
-        assert again.seconds == plan.predicted_seconds
-        found[second] = plan.predicted_seconds
+        found[second] = seconds_of(search, [RECOMPUTE, second, LATE, RECOMPUTE])
     assert found[PASSED] == min(found.values())
     assert found[LATE] - found[PASSED] == pytest.approx(5)
     with pytest.MonkeyPatch.context() as patch:

@@ -62,7 +62,7 @@ def import_chainer() -> types.ModuleType:
 
 
 def prepare() -> None:
-    """Puts in place what ``import chainer`` needs and does not find.
+    """Puts in place what ``import chainer`` needs, and does not find or finds slowly.
 
     Nothing is done for a Chainer that is imported already. What is put in place
     goes away with :func:`patch_chainer`.
@@ -175,7 +175,7 @@ def _begin_preparation() -> None:
 
     if not hasattr(numpy, 'sctypes'):
         _temporary.enter_context(stand_ins.stand_in_for_sctypes())
-    # What Chainer asks of these two takes a third of its import where they are there.
+    # To import these two, where they are there, takes a third of Chainer's import.
     needless = sys.platform != 'darwin' and 'numpy.distutils' not in sys.modules
     if needless or not _can_import('numpy.distutils.system_info'):
         _temporary.enter_context(stand_ins.stand_in_for_distutils())
