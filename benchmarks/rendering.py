@@ -46,8 +46,8 @@ WRITTEN = (
 HEAD = """What has been measured and predicted, and what does it say? *Measured* means
     on a CPU: no figure comes from a real GPU. *Predicted* means that the simulator
     computed it, for a [modelled GPU](guide/estimate.md) where one is named. Machines
-    are shared: compare figures within one table, and prefer ratios to seconds. The last
-    line below a table leads to all of its rows, with machine, versions and commit."""
+    are shared: compare figures within one table only. The line below a table leads to
+    all of its rows, with machine, versions, commit and day."""
 REST = """Each page begins with a list of its tables;
     [benchmarks](../benchmarks/README.md) says how to measure them again."""
 TABLES_HEAD = """Every row, with machine, versions and commit. [Results](results.md)
@@ -63,7 +63,7 @@ def render() -> str:
         parts.append(_wrapped(summary.says(*bodies)))
         parts += _paragraphs(summary.render(*bodies))
         links = ', '.join(f'[{title}]({_address(title)})' for title in summary.details)
-        parts.append(_wrapped(f'*In full: {links}; {_measured(bodies)}.*'))
+        parts.append(_wrapped(f'*In full: {links}.*'))
     parts += ['## Every table', _wrapped(REST)]
     pages = (
         f'[{title}](../benchmarks/results/{name}.md)'
@@ -102,15 +102,6 @@ def _address(title: str) -> str:
         if title in {section.title for section in sections}:
             return f'../benchmarks/results/{name}.md#{anchor(title)}'
     raise LookupError(f'no table is called {title!r}')
-
-
-def _measured(bodies: Sequence[dict[str, Any]]) -> str:
-    found = [body['environment'] for body in bodies]
-    days = sorted({environment['date'] for environment in found})
-    commits = dict.fromkeys(environment['commit'] for environment in found)
-    return f'{" to ".join(dict.fromkeys((days[0], days[-1])))}, commit ' + ', '.join(
-        commits
-    )
 
 
 def _moved(text: str, folder: str) -> str:

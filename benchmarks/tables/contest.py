@@ -135,18 +135,15 @@ def says(body: Body, layouts: Body) -> str:
         layouts: Content of ``layouts.json``.
     """
     rows, longer = _rows(body), _rows(body, LONGER)
-    spent, most_spent = (max(r['cpu_seconds'] for r in own) for own in (rows, longer))
     public = [row for row in layouts['instances'] if row['minimalloc_cpu_seconds']]
     fit = sum(row['footprint_bytes'] <= row['capacity_bytes'] for row in public)
     most = max(row['cpu_seconds'] / row['minimalloc_cpu_seconds'] for row in public)
     return (
-        "Checkmate's five networks as MONeT published them, without swaps; the "
-        "published plans are Gurobi's, after up to a day on twelve threads. `hybrid` "
-        f'at its defaults is as good or better on {_count(rows, 1 + LEVEL)} of '
-        f'{len(rows)} limits and better on {_count(rows, 1 - LEVEL)}, in at most '
-        f'{spent:.1f} s on one core; with `time_budget=50`, on '
-        f'{_count(longer, 1 + LEVEL)} and {_count(longer, 1 - LEVEL)}, in at most '
-        f"{most_spent:.1f} s. Checkmate's own constraints hold for each plan. "
-        f'Of the {len(public)} memory layouts that MiniMalloc has published, `exact` '
-        f'finds {fit}, in at most {most:.2f} of its time.'
+        "Checkmate's five networks without swaps, beside plans that Gurobi found in "
+        'up to a day on twelve threads: `hybrid` at its defaults, on one core, is as '
+        f'good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and better '
+        f'on {_count(rows, 1 - LEVEL)}; with `time_budget=50`, on '
+        f'{_count(longer, 1 + LEVEL)} and {_count(longer, 1 - LEVEL)}. Of the '
+        f'{len(public)} memory layouts that MiniMalloc has published, `exact` finds '
+        f'{fit}, in at most {most:.2f} of its time.'
     )

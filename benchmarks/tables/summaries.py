@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from benchmarks.tables import checks, contest, memory, planning, training
+from benchmarks.tables import contest, planning, training
 from benchmarks.tables.choice import SHOWN
 from benchmarks.tables.form import (
     Body,
@@ -20,6 +20,8 @@ from benchmarks.tables.form import (
 
 MEASURED = ('swap-all', 'superneurons', 'pooch', 'hybrid')
 POOLS = {'cupy': "CuPy's pool", 'exact': 'a layout'}
+PLANNED = 'hybrid, relaxed'
+SHOWN_RANKS = 4
 HALF = 2  # the memory over the limit
 
 
@@ -37,10 +39,10 @@ def _by_network(body: Body) -> list[dict[str, Body]]:
     return list(networks.values())
 
 
-def half_memory(body: Body) -> str:
+def half_memory(body: Body, _: Body) -> str:
     """Returns seconds of an iteration of plain Chainer and of some planners."""
     head = ['network', 'plain Chainer', 'needs', 'limit']
-    head += [*(f'`{name}`' for name in MEASURED), 'peak of `hybrid`']
+    head += [*(f'`{name}`' for name in MEASURED), 'its peak']
     return table(
         head,
         [
@@ -57,8 +59,8 @@ def half_memory(body: Body) -> str:
     )
 
 
-def half_memory_says(body: Body) -> str:
-    """Returns how much slower training is, and how far off the simulator."""
+def half_memory_says(body: Body, judged: Body) -> str:
+    """Returns how much slower training is, how far off the simulator, who judges."""
     networks = _by_network(body)
 
     def slower(planner: str) -> str:
@@ -74,16 +76,18 @@ def half_memory_says(body: Body) -> str:
     ]
     return (
         f'With `hybrid` an iteration takes {slower("hybrid")} the time of plain '
-        f'Chainer, with `swap-all` {slower("swap-all")}; the link has the speed, '
-        'relative to compute, of a V100 on PCIe 3. The simulator is off by '
+        f'Chainer; the link is as slow beside compute as PCIe 3 beside a V100. '
+        '`pooch` is as fast: measured in turns, the two differ by less than the '
+        'machine drifts. The simulator is off by '
         f'{percent(statistics.median(errors))} in the median, '
-        f'{percent(max(errors))} at worst.'
+        f'{percent(max(errors))} at worst. In a memory control group of Linux, with '
+        f'{megabytes(judged["margin_bytes"])} beyond the limit, plain Chainer '
+        f'{_ending(judged, "plain")} and the session {_ending(judged, "session")}.'
     )
 
 
-def judge_says(body: Body) -> str:
-    """Returns who judges; the table says how."""
-    return 'Both processes train in the same memory control group of Linux.'
+def _ending(judged: Body, name: str) -> str:
+    return 'finishes' if judged['children'][name]['exit'] == 0 else 'is killed'
 
 
 # -- predicted -----------------------------------------------------------------
@@ -95,8 +99,8 @@ def modelled_says(body: Body) -> str:
     )
     return (
         'Predicted time over in-core time with 16 GB, at the largest batch of the '
-        f'sweep. No plan of `hybrid` is more than {percent(above)} above the bound, '
-        'below which no plan can be.'
+        f'sweep. `hybrid` is at most {percent(above)} above the bound, below which no '
+        'plan can be.'
     )
 
 
@@ -121,15 +125,18 @@ def compared_says(body: Body) -> str:
     planners = {row['planner'] for row in rows}
     return (
         f'{len(planners)} planners at six limits on each of {len(profiles)} recorded '
-        'iterations, from the least memory of any plan to the in-core peak. *Fastest* '
-        'counts the limits at which none is faster, *time / bound* is the mean over '
-        'the limits that a planner fits.'
+        'iterations. *Fastest* counts the limits at which none is '
+        'faster, *time / bound* is the mean over the limits that a planner fits.'
     )
 
 
 def published(body: Body) -> str:
-    """Returns figures of papers beside `hybrid`."""
-    head = ['published figure', 'as time', '`hybrid`', 'bound', 'what differs']
+    """Returns figures of papers beside `hybrid`: the hardest setting of each."""
+    hardest: dict[str, Body] = {}
+    for row in sorted(body['settings'], key=lambda row: float(row['overhead'])):
+        hardest[row['name'].split()[0].strip(',')] = row
+    rows = [row for row in body['settings'] if row in hardest.values()]
+    head = ['setting', 'published', '`hybrid`', 'bound']
     return table(
         head,
         [
@@ -138,9 +145,8 @@ def published(body: Body) -> str:
                 overhead(row['published_overhead'], 0),
                 overhead(row['overhead']),
                 overhead(row['bound_overhead']) or 'no plan',
-                row['different'],
             ]
-            for row in body['settings']
+            for row in rows
         ],
     )
 
@@ -151,57 +157,47 @@ def published_says(body: Body) -> str:
     below = sum(row['overhead'] <= row['published_overhead'] for row in rows)
     return (
         f'At {below} of {len(rows)} settings the predicted overhead is at most the '
-        'published one. The published figures are measured and these are predicted, '
-        'for a model of the same GPU.'
+        'published one; the table has the hardest of each paper. Theirs are measured, '
+        'these are predicted for a model of the GPU, and no setting is quite the '
+        "paper's: the full table says what differs."
     )
 
 
 # -- memory --------------------------------------------------------------------
-def _planned(body: Body) -> list[Body]:
-    shown = ('in-core', 'hybrid, relaxed')
-    return [row for row in body['planned'] if row['planner'] in shown]
+def _planned(body: Body, planner: str) -> list[Body]:
+    return [row for row in body['planned'] if row['planner'] == planner]
 
 
 def footprint(body: Body) -> str:
     """Returns footprints over the load for some pools."""
-    head = ['network', 'as', 'peak load', *POOLS.values()]
+    head = ['network', f'in-core: {POOLS["cupy"]}']
+    head += [f'planned: {pool}' for pool in POOLS.values()]
+    pairs = zip(_planned(body, 'in-core'), _planned(body, PLANNED), strict=True)
     return table(
         head,
         [
             [
-                row['network'],
-                row['planner'],
-                megabytes(row['peak_load_bytes']),
-                *(f'{row[pool]:.3f}' for pool in POOLS),
+                planned['network'],
+                f'{in_core["cupy"]:.3f}',
+                *(f'{planned[pool]:.3f}' for pool in POOLS),
             ]
-            for row in _planned(body)
+            for in_core, planned in pairs
         ],
     )
 
 
 def footprint_says(body: Body) -> str:
     """Returns what pools need at worst."""
-    rows = _planned(body)
+    rows = [*_planned(body, 'in-core'), *_planned(body, PLANNED)]
     worst = {pool: ratio(max(row[pool] for row in rows)) for pool in POOLS}
     return (
         f"Memory taken over memory in use: CuPy's pool takes up to {worst['cupy']}, "
-        f'the layouts of this package up to {worst["exact"]}. A session allocates at '
-        'the places of such a layout, its *arena*.'
+        f'the layouts of this package, which a session follows, {worst["exact"]}.'
     )
 
 
 # -- bits and programs ---------------------------------------------------------
-def exactness_says(body: Body) -> str:
-    """Returns how many planners are exact."""
-    rows = [row for row in body['rows'] if row['fits']]
-    return (
-        f'{sum(row["exact"] for row in rows)} of {len(rows)} trainings have the loss, '
-        'gradients, parameters, statistics and random state of plain Chainer. Planners '
-        'that do not fit are refused before anything trains.'
-    )
-
-
-def upstream(*bodies: Body) -> str:
+def upstream(_: Body, *bodies: Body) -> str:
     """Returns Chainer's own tests, the three regimes summed."""
     head = ['tests', 'passed without the package', 'fail only with it']
     head += ['maps compared', 'functions run again']
@@ -221,97 +217,72 @@ def upstream(*bodies: Body) -> str:
     return table(head, lines)
 
 
-def upstream_says(*bodies: Body) -> str:
-    """Returns under which regimes the tests run."""
+def upstream_says(exact: Body, *_: Body) -> str:
+    """Returns how many planners are exact, and under which regimes the tests run."""
+    rows = [row for row in exact['rows'] if row['fits']]
     return (
-        'The tests of Chainer v7.8.1 run three times more: with every map swapped, '
-        'with every map recomputed where that is exact, and with a random choice for '
-        'each. On CuPy a sample runs, with an emulated GPU.'
+        f'{sum(row["exact"] for row in rows)} of {len(rows)} trainings, three networks '
+        'with every planner that fits, have the loss, gradients, parameters, '
+        'statistics and random state of plain Chainer. The tests of Chainer v7.8.1 run '
+        'with every map swapped, with every map recomputed where that is exact, and '
+        'with a random choice for each; on CuPy, a sample with an emulated GPU.'
     )
 
 
 def programs(*bodies: Body) -> str:
-    """Returns CPU times of Chainer's examples over plain Chainer."""
-    rows = [row for body in bodies for row in body['rows']]
-    limits = list(dict.fromkeys(row['limit'] for row in rows))
+    """Returns CPU times of Chainer's examples over plain Chainer, for each limit."""
+    examples = bodies[:-1]
+    rows = [row for body in examples for row in body['rows'] if not row['error']]
     lines = []
-    for program in dict.fromkeys(row['program'] for row in rows):
-        same = {row['limit']: row for row in rows if row['program'] == program}
-        if any(row['error'] for row in same.values()):
-            lines.append([program, 'refused'])
-            continue
-        times = (same[limit]['cpu_last'] for limit in limits)
-        lines.append([program, *(ratio(value) for value in times)])
-    return table(['program', *limits], lines)
+    for limit in dict.fromkeys(row['limit'] for row in rows):
+        same = [row for row in rows if row['limit'] == limit]
+        slowest = max(same, key=lambda row: float(row['cpu_last']))
+        times = [row['cpu_last'] for row in same]
+        found = (min(times), statistics.median(times), max(times))
+        lines.append([limit, len(same), *map(ratio, found), f'`{slowest["program"]}`'])
+    head = ['limit', 'programs', 'least', 'median', 'most', 'the slowest']
+    return table(head, lines)
 
 
 def programs_says(*bodies: Body) -> str:
-    """Returns what the limits are."""
-    rows = [row for body in bodies for row in body['rows'] if not row['error']]
-    equal = sum(row['equal'] for row in rows)
-    middle = statistics.median(
-        row['cpu_last'] for row in rows if row['limit'] == '75 %'
-    )
+    """Returns what the limits are, what is refused, and how the others end."""
+    *examples, reports = bodies
+    rows = [row for body in examples for row in body['rows']]
+    runs = [row for row in rows if not row['error']]
+    refused = {row['program'] for row in rows if row['error']}
+    failed = {row['program'] for row in reports['rows'] if row['error']}
+    times = [row['cpu_ratio'] for row in reports['rows'] if not row['error']]
     return (
-        'CPU time over plain Chainer, last iterations of a short run, in twice the '
-        'in-core peak and at 75 % and 60 % of the way from the least memory to it; the '
-        f'median at 75 % is {ratio(middle)}. {equal} of {len(rows)} runs have the bits '
-        'of plain Chainer; `static_graph` is refused.'
+        f'{sum(row["equal"] for row in runs)} of {len(runs)} runs have the bits of '
+        f'plain Chainer; refused: {_named(refused)}. CPU time over plain Chainer late '
+        'in a short run, in twice the in-core peak and at 75 % and 60 % of the way '
+        'from the least memory to it. Short programs after public bug reports, with '
+        'learning and planning, take '
+        f'{ratio(statistics.median(times))} in the median and {ratio(max(times))} at '
+        f'worst, with the same bits in {sum(r["same_bits"] for r in reports["rows"])} '
+        f'of {len(reports["rows"])} runs; out of memory: {_named(failed)}.'
     )
 
 
-def reports_says(body: Body) -> str:
-    """Returns how the programs end."""
-    rows = body['rows']
-    equal = sum(row['same_bits'] for row in rows)
-    failed = {row['program'] for row in rows if row['error']}
-    named = ' and '.join(f'`{name}`' for name in sorted(failed)) or 'none'
-    return (
-        f'{equal} of {len(rows)} runs have the bits of plain Chainer as far as they '
-        f'get; out of memory: {named}. CPU time over plain Chainer counts learning and '
-        'planning, and the programs are short.'
-    )
-
-
-def reports(body: Body) -> str:
-    """Returns the CPU times of all programs for each limit and planner."""
-    times: dict[tuple[str, float], list[float]] = {}
-    for row in body['rows']:
-        if row['planner'] in {'none named', 'hybrid'} and not row['error']:
-            times.setdefault((row['planner'], row['share']), []).append(
-                row['cpu_ratio']
-            )
-    return table(
-        ['planner', 'limit', 'programs', 'least', 'median', 'most'],
-        [
-            [
-                f'`{planner}`' if planner == 'hybrid' else planner,
-                f'{100 * share:g} %',
-                len(found),
-                *map(ratio, (min(found), statistics.median(found), max(found))),
-            ]
-            for (planner, share), found in times.items()
-        ],
-    )
+def _named(programs: Iterable[str]) -> str:
+    return ' and '.join(f'`{name}`' for name in sorted(programs)) or 'none'
 
 
 def ranks_measured(body: Body) -> str:
     """Returns what processes gain that know of each other, in half the memory."""
-    head = ['network', 'processes', 'plain', 'plans for a link alone']
-    head += ['one plan that knows', 'gain']
+    head = ['network', 'plain', 'link alone', 'knows of all', 'gain']
     return table(
         head,
         [
             [
                 row['network'].lower(),
-                row['processes'],
                 f'{seconds(row["plain_seconds"])} s',
                 f'{seconds(row["alone_seconds"])} s',
                 f'{seconds(row["together_seconds"])} s',
                 ratio(row['gain']),
             ]
             for row in body['rows']
-            if row['share'] == HALF
+            if row['share'] == HALF and row['processes'] == SHOWN_RANKS
         ],
     )
 
@@ -321,10 +292,9 @@ def ranks_says(body: Body) -> str:
     gains = _span(row['gain'] for row in body['rows'])
     equal = sum(row['equal'] for row in body['rows'])
     return (
-        'Processes that share one throttled link, on two cores. One plan that knows '
-        f'of all of them is {gains} as fast as plans made as if each had the link for '
-        f'itself, and the bits are equal in {equal} of {len(body["rows"])} runs. The '
-        'table has those in half the memory.'
+        'On one throttled link, a plan that knows of all processes is '
+        f'{gains} as fast as plans for a link alone, and the bits are equal in {equal} '
+        f'of {len(body["rows"])} runs. The table has those of four in half the memory.'
     )
 
 
@@ -337,38 +307,30 @@ SUMMARIES = (
         ('Every instance of the arena', 'Layouts of public instances'),
     ),
     Summary(
-        ('host_methods',),
+        ('host_methods', 'host_os_limit'),
         'Does it train in half the memory, and how much slower?',
         half_memory_says,
         half_memory,
         (
             'Planners on a CPU, measured beside predicted',
             '`hybrid` against `pooch`, measured in turns',
+            'The operating system as the judge',
+            'A session when everything fits',
         ),
-    ),
-    Summary(
-        ('host_os_limit',),
-        'Does the operating system agree?',
-        judge_says,
-        memory.os_limit,
-        ('The operating system as the judge', 'A session when everything fits'),
     ),
     Summary(
         ('paper_ito',),
         'How fast would a GPU be?',
         modelled_says,
         training.paper_ito,
-        (
-            'Three networks on a modelled V100',
-            'Gap to the bound against planning time',
-        ),
+        ('Three networks on a modelled V100',),
     ),
     Summary(
         ('rivals_compare',),
         'How close to the best is each planner?',
         compared_says,
         compared,
-        ('Every planner on every shipped profile', 'Planning time of `hybrid`'),
+        ('Every planner on every shipped profile',),
     ),
     Summary(
         ('rivals_published',),
@@ -377,7 +339,6 @@ SUMMARIES = (
         published,
         (
             'Published figures beside plans in the same setting',
-            'Largest cut of memory without overhead',
             "Chainer's own `F.forget` beside plans",
         ),
     ),
@@ -389,41 +350,31 @@ SUMMARIES = (
         (
             'Footprint of pools and layouts',
             'The arena on a CPU',
-            'Plan and layout together',
         ),
     ),
     Summary(
-        ('host_exactness',),
-        'Are the numbers the same?',
-        exactness_says,
-        checks.exactness,
-        ('Every planner, every bit',),
-    ),
-    Summary(
-        ('upstream_tests', 'upstream_gpu', 'upstream_gpu_cudnn'),
-        "Do Chainer's own tests pass?",
+        ('host_exactness', 'upstream_tests', 'upstream_gpu', 'upstream_gpu_cudnn'),
+        "Are the numbers the same, and do Chainer's own tests pass?",
         upstream_says,
         upstream,
-        ("Chainer's own tests", "Chainer's own tests for GPUs"),
+        (
+            'Every planner, every bit',
+            "Chainer's own tests",
+            "Chainer's own tests for GPUs",
+        ),
     ),
     Summary(
-        ('programs_after', 'programs_vision'),
+        ('programs_after', 'programs_vision', 'public_reports'),
         "Chainer's example programs",
         programs_says,
         programs,
         (
             "Chainer's example programs",
             "Chainer's larger examples, and chainercv's",
+            'Programs after public bug reports',
             'Where the cost of an iteration goes',
             'The first iterations',
         ),
-    ),
-    Summary(
-        ('public_reports',),
-        'What others have stumbled over',
-        reports_says,
-        reports,
-        ('Programs after public bug reports',),
     ),
     Summary(
         ('ranks_measured',),

@@ -2,7 +2,8 @@
 
 Note: [identity]
     An allocation is known by an id that is never used twice, not by its
-    address. All arrays that view one allocation share its id.
+    address. All arrays that view one allocation share its id: they are one map, and
+    come back with their offsets and strides, so that BLAS sums in the same order.
 """
 
 from __future__ import annotations
