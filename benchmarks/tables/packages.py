@@ -48,8 +48,8 @@ def page(body: Body) -> list[str]:
         'of most of these networks take less than a millisecond, which is the dearest '
         'case. A job is refused where what it needs at once does not fit. '
         f'{sum(compared)} of {len(compared)} limited runs have the bits of '
-        'plain Chainer; programs that draw anew are not counted. [Each job, and why it is '
-        f'refused]({FULL}).'
+        'plain Chainer; programs that draw anew are not counted. [Each job, and why it '
+        f'is refused]({FULL}).'
     )
     return [*HEAD, table([*head, 'to know'], lines), figures]
 
