@@ -119,8 +119,7 @@ def _options() -> Iterator[str]:
     yield _wrapped(
         'They are further keyword arguments of `optimize`, `HybridMemory` and '
         '`make_plan`, and `--option KEY=VALUE` of `hybridmem plan`. '
-        '[planners.md](planners.md) says what they do. `Plan.options` says what a plan '
-        'was made with.'
+        '[planners.md](planners.md) says what they do.'
     )
     told = described['planner_options'].partition('others are taken for those. ')[2]
     yield _wrapped(f'In a session: {_linked(told)}')
@@ -304,16 +303,11 @@ def _repairs() -> Iterator[str]:
         'is done about it? `import chainer_hybridmem`, `hybridmem run` and `hybridmem '
         'repair --enable` do all of this, and nothing where it is not needed: with '
         'Python 3.11 or older and NumPy 1, Chainer works without it. Its examples have '
-        'trained under `hybridmem run` with Python 3.10 and NumPy 1.26 and 2.2, 3.11 '
-        'and 2.3, 3.12 and 1.26 and 2.5, 3.13 and 2.1 and 2.5.'
+        'trained under `hybridmem run` with Python 3.10 to 3.13 and NumPy 1.26 to 2.5.'
     )
     yield WRITTEN
-    lines = ['| what | since | without it | in `compat/` | test in `tests/` |']
-    lines.append('| --- | --- | --- | --- | --- |')
-    lines += [
-        f'| {one.what} | {one.since} | {one.reason} | `{one.by}` | `{one.test}` |'
-        for one in table.REPAIRS
-    ]
+    lines = ['| what | since | without it |', '| --- | --- | --- |']
+    lines += [f'| {one.what} | {one.since} | {one.reason} |' for one in table.REPAIRS]
     yield '\n'.join(lines)
     yield '## Old names'
     yield _wrapped(

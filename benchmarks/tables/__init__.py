@@ -8,6 +8,7 @@ from benchmarks.tables import (
     choice,
     costs,
     memory,
+    packages,
     planning,
     ranks,
     training,
@@ -25,7 +26,10 @@ PAGES: dict[str, tuple[str, tuple[Section, ...]]] = {
     'tables_ranks': ('Several processes', ranks.SECTIONS),
     'tables_batches': ('Batches and devices', batches.SECTIONS),
     'tables_memory': ('Memory', memory.SECTIONS),
-    'tables_checks': ('Bits and programs', checks.SECTIONS),
+    'tables_checks': (
+        'Bits and programs',
+        (*checks.SECTIONS, *packages.SECTIONS),
+    ),
     'tables_costs': ('What single parts cost', costs.SECTIONS),
 }
 

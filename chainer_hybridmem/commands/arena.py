@@ -32,8 +32,7 @@ class ArenaCommand(base.Command):
     `run [FOLDER ...]` plays what there is: the shipped profiles, and instances whose
     files are in the folders. `fetch FOLDER ...` says which files are there and where
     the others are to be had. `page RESULTS` makes the page of what `run` has saved.
-
-    Exit status 1 if there is nothing to play.
+    Exit status 1 if there is nothing to play. See docs/guide/arena.md.
     """
 
     name = 'arena'
@@ -49,10 +48,9 @@ class ArenaCommand(base.Command):
             nargs='+',
             action='extend',
             metavar='NAME',
-            help='planners, also of other packages and with options '
-            '(hybrid:time_budget=50,seed=1), offline layouts, and bound, which '
-            "no schedule of Checkmate's form is below, on its instances; default "
-            f'{", ".join(ENTRANTS)}; the trivial answers are always in',
+            help='planners, also with options (hybrid:time_budget=50,seed=1), offline '
+            f'layouts, and bound; default {", ".join(ENTRANTS)}; the trivial answers '
+            'are always in',
         )
         parser.add_argument(
             '--instance',

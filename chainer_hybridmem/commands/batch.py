@@ -29,9 +29,8 @@ HEADERS = ('', 'batch', 's / iteration', 'images / s', 'speed', 'peak')
 class BatchCommand(base.Command):
     """Finds the largest batch that fits, without running out of memory on the way.
 
-    Two tiny iterations are recorded and extrapolated, as for ``estimate``; the planner
-    is asked about batch sizes until the answer has a plan and the next one has none.
-    Exit status 1 if not even one example fits.
+    Two tiny iterations are recorded and extrapolated, as for ``estimate``. Exit status
+    1 if not even one example fits. See docs/guide/largest_batch.md.
     """
 
     name = 'batch'

@@ -51,8 +51,7 @@ class EstimateCommand(base.Command):
 
     Two tiny iterations are recorded, on the CPU by default, and extrapolated. A program
     behind -- is recorded as it is or, with --batch-arg, with two small batches.
-    Times come from a model of a GPU, or from the device of the recording. Exit status 1
-    if nothing fits.
+    Exit status 1 if nothing fits. See docs/guide/estimate.md.
     """
 
     name = 'estimate'

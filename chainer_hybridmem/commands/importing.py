@@ -17,8 +17,7 @@ LATENCY_SECONDS = 1e-5
 class ImportCommand(base.Command):
     """Makes a profile of a file that another program has written.
 
-    The file is read as data: nothing in it is executed. What is counted is what its
-    program counts, as the reference of file formats says for each kind.
+    Nothing in the file is executed. docs/reference/files.md says what is counted.
     """
 
     name = 'import'

@@ -39,11 +39,8 @@ class InferenceCommand(base.Command):
     """Predicts the memory of a forward pass without backward, at any batch size.
 
     Two tiny passes under no_backprop_mode are recorded and extrapolated; of a program,
-    the largest call of a link in which no backward can follow. A blob is
-    what a function makes, or the batch; views are no blobs of their own. Blobs live
-    as the program holds them (run), until they are read last (last-use: memory
-    multiloading), or likewise with activations that write over their input (in-place).
-    Parameters are left out.
+    the largest call of a link in which no backward can follow. Parameters are left out;
+    see docs/guide/inference.md.
     """
 
     name = 'inference'

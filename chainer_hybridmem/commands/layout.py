@@ -32,8 +32,7 @@ class LayoutCommand(base.Command):
     """Replays an iteration through pools and lays it out offline.
 
     The iteration is a recorded one as plain Chainer runs it, or as a plan does
-    (--plan), or a problem in minimalloc's CSV format. It is repeated; the first time is
-    cold. The ratio is that of footprint and peak load.
+    (--plan), or a problem in minimalloc's CSV format.
 
     Exit status 1 if no layout is found that fits --capacity.
     """

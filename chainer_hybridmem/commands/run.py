@@ -34,9 +34,8 @@ class RunCommand(base.Command):
     """Runs a program that does not know of this package.
 
     Chainer is repaired for today's Python and NumPy when the program imports it. With a
-    limit, a session is around whatever the program trains: it begins with the first
-    function after an optimizer has got its model. Three lines at the end tell peak,
-    limit and time, or why there was no limit. See docs/guide/run.md.
+    limit, a session is around whatever the program trains. Three lines at the end tell
+    peak, limit and time, or why there was no limit. See docs/guide/run.md.
     """
 
     name = 'run'

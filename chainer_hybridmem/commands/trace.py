@@ -19,10 +19,8 @@ from chainer_hybridmem.units import (
 class TraceCommand(base.Command):
     """Writes the predicted timeline of a plan as a Chrome trace.
 
-    With --measured the file has two processes, predicted and measured. Open it at
-    https://ui.perfetto.dev or chrome://tracing; open a snapshot at
-    https://pytorch.org/memory_viz. session.trace_iteration() and
-    hybridmem.save(session.timeline, FILE) write a measured timeline.
+    Open it at https://ui.perfetto.dev or chrome://tracing; open a snapshot at
+    https://pytorch.org/memory_viz. See docs/guide/seeing.md.
     """
 
     name = 'trace'
@@ -34,8 +32,7 @@ class TraceCommand(base.Command):
         parser.add_argument(
             '--snapshot',
             metavar='FILE',
-            help='also write mallocs and frees for pytorch.org/memory_viz: measured '
-            'where a measured timeline is given, else predicted',
+            help='also write mallocs and frees for pytorch.org/memory_viz',
         )
         parser.add_argument(
             '-o',

@@ -25,10 +25,8 @@ class VerifyCommand(base.Command):
     """Trains an architecture twice from the same seed and compares every bit.
 
     Once in a memory limit, and once as plain Chainer (in-core) or, where that does
-    not fit, with a second planner. Losses, gradients, parameters, optimizer states,
-    persistent arrays and the random state are compared after every iteration;
-    what backward reads is checked, too. A program behind -- is run twice as it is, with
-    the seeds it sets. Exit status 1 if anything differs.
+    not fit, with a second planner. A program behind -- is run twice as it is, with the
+    seeds it sets. Exit status 1 if anything differs. See docs/guide/checking.md.
     """
 
     name = 'verify'

@@ -66,9 +66,8 @@ class Options:
             ``link_bandwidth`` together copy no more than that; None for an own link.
         progress: Whether to tell what the session does, or the file to tell.
         improve: Whether planner ``hybrid`` goes on searching in a thread of low
-            priority; what it finds is followed from the next iteration. Give it
-            where a core is idle, as with a GPU; where training uses all of
-            them, it takes time from it.
+            priority. Give it where a core is idle, as with a GPU; where training
+            uses all of them, it takes time from it.
         arena: Whether guided iterations allocate at places laid out beforehand, so
             that nothing is lost to fragmentation; see docs/internals/memory.md.
         feedback: Whether swap-ins that were late begin earlier in later iterations,
