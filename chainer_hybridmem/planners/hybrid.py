@@ -100,14 +100,16 @@ REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 LATE_SHARE = 0.28  # of the steps, on top of these
 LATE_GAP = 0.01  # up to which plans that copy do not gain by it
 LATE_TIME = 0.5  # of the time, if it is limited
-LATE_STEPS = 20_000  # of a round at most: many short ones find more than few long ones
+# Many short rounds find more than few long ones.
+LATE_STEPS = 20_000  # of a round at most
+LATE_STEPS_PER_MAP = 100  # likewise
 SOURCES_SHARE = 2.5  # of the steps, for what sources may stay
 DOUBT = 0.4  # share of its price that a source must save if there is time to try
 QUICK_MAPS = 100  # feature maps, up to which there always is
 LEAST_SAVED = 2e-4  # of the in-core time, by each of them
 LEAST_GAINED = 1e-5  # of the in-core time, by all of them together
 SOURCE_WARMTHS = (5e-4, 2e-3)  # first temperatures from the best, of the in-core time
-LATE_WARMTHS = (0.2, 0.05, 0.0125)  # in turns, as REFINING_WARMTH
+LATE_WARMTHS = (0.2, 0.05, 0.0125, 1.0)  # in turns, as REFINING_WARMTH
 PILOT_STEPS = 100  # to learn how long a step takes
 RIVAL_MAPS = 600  # feature maps, beyond which slow rivals are not asked
 LARGE_ROUNDS = ((2e-3, 0.25), (5e-4, 0.25))  # first temperature, share of the steps
@@ -524,8 +526,9 @@ def _decide_late(
     """Rounds that decide what is late, until steps, time or gap run out."""
     budget, number = annealer.budget, 0
     share = REFINING_SHARE / LATE_SHARE
+    most = min(LATE_STEPS, LATE_STEPS_PER_MAP * len(annealer.search.problem.maps))
     while best.seconds > goal:
-        steps = min(budget.take(share), LATE_STEPS)
+        steps = min(budget.take(share), most)
         if steps == 0:
             break
         warmth = LATE_WARMTHS[number % len(LATE_WARMTHS)]
