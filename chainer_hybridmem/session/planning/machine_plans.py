@@ -9,7 +9,7 @@ from typing import cast
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.planning.plan_maker import PlanMaker
-from chainer_hybridmem.session.setting.ranks import Ranks, Topic
+from chainer_hybridmem.session.setting.ranks import Topic
 from chainer_hybridmem.session.setting.runtime import Runtime
 from chainer_hybridmem.simulation import Problem
 
@@ -58,6 +58,7 @@ class MachinePlans:
         if self._ranks is None:
             return decide()
         decision = self._ranks.decide(self._topic(topic, problem), decide)
+        self._ranks.forget_changes(self._topic('change', problem))
         if not decision.followed:
             self._followed.discard(guide)
             return cast(Plan, decision.value)
@@ -77,10 +78,12 @@ class MachinePlans:
         if self._ranks is None:
             return make()
         if self._ranks.plans:
-            return self._lead(self._ranks, guide, problem, make)
+            guide.pace.wait_for_ranks()
+            topic = self._topic('change', problem)
+            return cast(Plan, self._ranks.change(topic, make))
         plan = None
         if guide in self._followed:
-            plan = self._ranks.await_lead(self._topic('change', problem))
+            plan = self._ranks.await_change(self._topic('change', problem))
         taken = plan and self._take(guide, problem, plan)
         if taken is None:
             taken = make()
@@ -90,24 +93,21 @@ class MachinePlans:
     def announce(self, guide: Guide, problem: Problem, plan: Plan) -> None:
         """The first rank's plan has changed; the others will find it."""
         if self._ranks is not None and self._ranks.plans:
-            self._lead(self._ranks, guide, problem, lambda: plan)
+            guide.pace.wait_for_ranks()
+            self._ranks.announce(self._topic('change', problem), plan)
 
-    def _lead(
-        self, ranks: Ranks, guide: Guide, problem: Problem, make: Callable[[], Plan]
-    ) -> Plan:
-        """Makes another plan, which the other ranks find after their iteration."""
-        guide.pace.wait_for_ranks()
-        return cast(Plan, ranks.lead(self._topic('change', problem), make))
+    def end_iteration(self, guide: Guide, problem: Problem) -> Plan | None:
+        """What the first rank has changed its plan to, if it has and this fits here.
 
-    def find_change(self, guide: Guide, problem: Problem) -> Plan | None:
-        """What the first rank has changed its plan to, if it has and this fits here."""
-        if self._ranks is None or guide not in self._followed:
-            return None
-        if guide.plan is None or not self._ranks.has_lead():
+        To be called at the end of every guided iteration, before anything is changed.
+        """
+        if self._ranks is None or guide.plan is None:
             return None
         topic = self._name('change', guide.plan.profile_fingerprint)
-        plan = self._ranks.find_lead(topic)
-        return plan and self._take(guide, problem, plan)
+        plan = self._ranks.end_iteration(topic)
+        if plan is None or guide not in self._followed:
+            return None
+        return self._take(guide, problem, plan)
 
     def _take(self, guide: Guide, problem: Problem, plan: Plan) -> Plan | None:
         """The first rank's plan if it fits here; else the guide gets its own."""

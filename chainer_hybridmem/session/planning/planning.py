@@ -259,10 +259,13 @@ class Planning:
         return plan
 
     def follow_node(self, guide: Guide) -> None:
-        """Takes over what has become of the plan of the node, if anything has."""
+        """Takes over what has become of the plan of the node, if anything has.
+
+        After every guided iteration, before another plan is made in it.
+        """
         problem = guide.problem
         assert problem is not None
-        plan = self.node.find_change(guide, problem)
+        plan = self.node.end_iteration(guide, problem)
         if plan is not None:
             self._tell('the plan of the node has changed')
             self.follow(guide, problem, plan)

@@ -10,6 +10,13 @@ Note: [one plans]
     Ranks that follow the same plan in lockstep share a link in equal parts, which is
     what the simulator counts on. Measured times differ from rank to rank, so each would
     plan something else: the first rank of a node plans for all.
+
+Note: [in order]
+    What the first rank changes comes to the others while they compute, several changes
+    at once if one of them is slow. Each has a number and is taken in turn: a change
+    that fails, after one that does not, leaves that one in force. What all come to
+    change at the end of an iteration has the number of the iteration: a rank that has
+    taken it before it asks for it does not wait for another one.
 """
 
 from __future__ import annotations
@@ -124,7 +131,6 @@ def mailbox_of(communicator: Any) -> Mailbox:
 
 PATIENCE_SECONDS = 10.0  # for a rank that should come to the same meeting
 OPENING_SECONDS = 60.0  # for one that should call optimize()
-LED = 'led'  # what the first rank has decided, when others may need it or not
 PLANNING_SECONDS = 600.0  # for one that has said that it plans
 POLL_SECONDS = 0.0005
 HEARD_SECONDS = 0.5  # for an error's words to reach the terminal
@@ -140,6 +146,54 @@ class Decision(NamedTuple):
 
     value: Any
     followed: bool
+
+
+class _Changes:
+    """What the first rank changes about a topic, made or taken so far.
+
+    Attributes:
+        number (int): Of the last change that was made, or taken.
+        iteration (int): Iterations that have ended.
+        answers (list): What all have come to in this one.
+        asked (int): How many of these this rank has asked for.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.iteration = self.asked = 0
+        self.answers: list[Any] = []
+        self._newest: Any = None
+
+    def end_iteration(self) -> None:
+        """What was asked for before is over."""
+        self.iteration += 1
+        self.asked = 0
+        self.answers.clear()
+
+    def take(self, iteration: int | None, value: Any) -> None:
+        """Takes the next one in turn.
+
+        Args:
+            iteration: At whose end all come to it; None if only the first rank does.
+            value: The change; None if it has failed.
+        """
+        self.number += 1
+        if value is not None:
+            self._newest = value
+        if iteration == self.iteration:
+            self.answers.append(value)
+
+    def take_newest(self) -> Any:
+        """The newest change in force, once."""
+        newest, self._newest = self._newest, None
+        return newest
+
+    def take_answer(self) -> Any:
+        """The next of what all have come to; None if it has failed."""
+        answer = self.answers[self.asked]
+        self.asked += 1
+        if answer is self._newest:
+            self._newest = None
+        return answer
 
 
 def check_communicator(communicator: Any) -> None:
@@ -222,6 +276,7 @@ class Ranks:
         self.rank: int = communicator.rank
         self._others = [r for r in range(communicator.size) if r != self.rank]
         self._meetings: dict[Topic, int] = {}  # how often each has been held
+        self._changes: dict[Topic, _Changes] = {}
         self._absent: set[int] = set()  # have not come to a meeting
         self.node: tuple[int, ...] = self._find_node()
         self._peers = [r for r in self.node if r != self.rank]
@@ -300,52 +355,96 @@ class Ranks:
                 return Decision(value, True)
         return Decision(decide(), False)
 
-    def _hand_out(self, begins: Key, ends: Key, decide: Callable[[], Any]) -> Any:
+    def _hand_out(
+        self,
+        begins: Key,
+        ends: Key,
+        decide: Callable[[], Any],
+        iteration: int | None = None,
+    ) -> Any:
         """Decides for the others, who wait as soon as they hear that it begins."""
         value = None
-        self._mail.send(self._peers, begins, None)
+        self._mail.send(self._peers, begins, iteration)
         try:
             value = decide()
         finally:
             self._mail.send(self._peers, ends, value)  # None: it has failed
         return value
 
-    # -- what the first rank changes -------------------------------------------
-    def lead(self, topic: Topic, decide: Callable[[], Any]) -> Any:
-        """What the first rank decides, when others may need it or not.
+    # -- what the first rank changes: [in order] ----------------------------------
+    def change(self, topic: Topic, decide: Callable[[], Any]) -> Any:
+        """What the first rank changes to, for which others may wait or not.
 
         Args:
-            topic: What is decided; the newest decision counts.
+            topic: What is changed.
             decide: Decides.
         """
-        key = self._name(topic, LED)
-        return self._hand_out(key._replace(what='begins'), key, decide)
+        return self._change(topic, decide, self._changes_of(topic).iteration)
 
-    def has_lead(self) -> bool:
-        """Whether the first rank has decided anything that is not taken yet."""
+    def announce(self, topic: Topic, value: Any) -> None:
+        """What the first rank has changed to, for which nobody waits."""
+        self._change(topic, lambda: value, None)
+
+    def _change(
+        self, topic: Topic, decide: Callable[[], Any], iteration: int | None
+    ) -> Any:
+        changes = self._changes_of(topic)
+        changes.number += 1
+        key = self._name(topic, 'changed', changes.number)
+        return self._hand_out(key._replace(what='begins'), key, decide, iteration)
+
+    def end_iteration(self, topic: Topic) -> Any:
+        """An iteration has ended in all ranks; what the first one has changed to.
+
+        Args:
+            topic: What may have been changed.
+
+        Returns:
+            The newest change that this rank has not heard of so far; None if none.
+        """
         self._absent -= self._mail.collect()
-        return any(key.what == LED for _, key in self._mail.received)
+        changes = self._changes_of(topic)
+        changes.end_iteration()
+        while self._has_come(topic, changes):
+            self._take_change(topic, changes)
+        return changes.take_newest()
 
-    def find_lead(self, topic: Topic) -> Any:
-        """What the first rank has decided since this one has last asked; else None."""
-        return self._take_lead(self._name(topic, LED))
+    def await_change(self, topic: Topic) -> Any:
+        """What the first rank changes to at this point, which all come to.
 
-    def await_lead(self, topic: Topic) -> Any:
-        """Likewise, but waits: the first rank is about to decide, too."""
-        first, key = [self.node[0]], self._name(topic, LED)
-        begins = key._replace(what='begins')
-        if self._wait(first, begins, self._patience(first)):
-            self._leave_out(first, topic)
-            return None
-        self._wait(first, key, PLANNING_SECONDS)
-        return self._take_lead(key)
+        Args:
+            topic: What that one changes as well.
 
-    def _take_lead(self, key: Key) -> Any:
-        received, first = self._mail.received, self.node[0]
-        if (first, key) not in received:
-            return None
-        received.pop((first, key._replace(what='begins')), None)
-        return received.pop((first, key))
+        Returns:
+            The change; None if it has failed, or if that rank does not come.
+        """
+        first, changes = [self.node[0]], self._changes_of(topic)
+        while changes.asked == len(changes.answers):
+            key = self._name(topic, 'changed', changes.number + 1)
+            begins = key._replace(what='begins')
+            if self._wait(first, begins, self._patience(first)):
+                self._leave_out(first, topic)
+                return None
+            if self._wait(first, key, PLANNING_SECONDS):
+                return None
+            self._take_change(topic, changes)
+        return changes.take_answer()
+
+    def forget_changes(self, topic: Topic) -> None:
+        """What has been changed so far is out of date."""
+        self.end_iteration(topic)
+
+    def _changes_of(self, topic: Topic) -> _Changes:
+        return self._changes.setdefault(topic, _Changes())
+
+    def _has_come(self, topic: Topic, changes: _Changes) -> bool:
+        key = self._name(topic, 'changed', changes.number + 1)
+        return (self.node[0], key) in self._mail.received
+
+    def _take_change(self, topic: Topic, changes: _Changes) -> None:
+        first, key = self.node[0], self._name(topic, 'changed', changes.number + 1)
+        iteration = self._mail.received.pop((first, key._replace(what='begins')), None)
+        changes.take(iteration, self._take(first, key))
 
     def _patience(self, ranks: list[int]) -> float:
         """No second wait for those that have not come before."""
