@@ -15,7 +15,6 @@ import importlib.metadata
 import importlib.util
 import sys
 import types
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,11 +51,7 @@ def repaired() -> Iterator[None]:
     for name in MODULES:
         ImportWrapper.install(name, functools.partial(_with_names, name))
     with contextlib.ExitStack() as stack:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')  # setuptools says that it is going
-                importlib.import_module('pkg_resources')
-        except ImportError:
+        if 'pkg_resources' not in sys.modules:
             stack.enter_context(stand_ins.stand_in_for_pkg_resources())
         stack.enter_context(_version_known())
         if not _has_compiled():
