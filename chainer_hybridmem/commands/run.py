@@ -167,7 +167,7 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
     given = {
         name: value
         for name, value in options.items()
-        if value not in (None, False) and value != usual.get(name)
+        if value is not None and value is not False and value != usual.get(name)
     }
     if args.splitting is False:
         given['splitting'] = False

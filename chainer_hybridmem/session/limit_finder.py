@@ -32,7 +32,7 @@ ITERATIONS = 30  # are recorded at most, until a step has repeated
 HALVINGS = 6  # of the range in which the least limit lies
 TOLERANCE = 0.01  # of the bound; a search for a limit needs no better plans
 # What a session that records is told; the others are for what follows a plan.
-_RECORDED_WITH = (
+RECORDED_WITH = (
     'swap_dir',
     'link_bandwidth',
     'shared_link',
@@ -85,7 +85,7 @@ class LimitFinder:
         self.reason = (
             f'it has ended before iterations have shown what {memory_limit} is'
         )
-        told = {name: options[name] for name in _RECORDED_WITH if name in options}
+        told = {name: options[name] for name in RECORDED_WITH if name in options}
         if self.limit_bytes is not None:
             told['memory_limit'] = self.limit_bytes
         self._recorder = StepRecorder(optimizers, told, ITERATIONS, records)

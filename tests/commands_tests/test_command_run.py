@@ -17,6 +17,7 @@ from support.matrices import several
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.chainer_access.compat import switch
+from chainer_hybridmem.commands.run import read_options
 
 METHODS = ['fork', 'spawn', 'forkserver']
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -262,3 +263,20 @@ def test_ctrl_c_ends_a_program_as_without_it(folder, limit):
     told = [line for line in (*trace, last) if line.startswith('hybridmem')]
     assert len(told) == (3 if limit else 0)
     assert [*trace, last][-1 - len(told)].startswith('KeyboardInterrupt')
+
+
+@pytest.mark.parametrize(
+    ('given', 'options'),
+    [
+        ([], {}),
+        (  # all of it goes to the disk
+            ['--host-limit', '0', '--swap-dir', os.curdir],
+            {'host_limit': 0, 'swap_dir': os.getcwd()},
+        ),
+        (['--splitting', 'false'], {'splitting': False}),
+        (['--verify'], {'verify': True}),
+    ],
+)
+def test_a_session_is_told_what_was_given(given, options):
+    line = ['run', '--memory-limit', '1GiB', *given, 'program.py']
+    assert read_options(commands.make_parser(line).parse_args(line)) == options
