@@ -53,9 +53,9 @@ RETURNED = (
     'session.iterations.overrun.Needs',
     'session.inference_session.InferenceSession',
     'session.batch_estimate.Estimate',
-    'planners.largest.LargestBatch',
-    'planners.largest.Batch',
-    'planners.largest.Refusal',
+    'planners.largest_batch.LargestBatch',
+    'planners.largest_batch.Batch',
+    'planners.largest_batch.Refusal',
     'recording.memory_series.MemoryProfiler',
     'recording.memory_series.Sample',
 )

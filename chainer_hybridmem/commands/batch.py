@@ -20,7 +20,7 @@ from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.planners.largest import Batch, LargestBatch, Refusal
+    from chainer_hybridmem.planners.largest_batch import Batch, LargestBatch, Refusal
     from chainer_hybridmem.simulation import Problem
 
 HEADERS = ('', 'batch', 's / iteration', 'images / s', 'speed', 'peak')
@@ -64,7 +64,7 @@ class BatchCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import MOST_PICTURES
         from chainer_hybridmem.planners import DEFAULT, check_name
-        from chainer_hybridmem.planners.largest import find_largest_batch
+        from chainer_hybridmem.planners.largest_batch import find_largest_batch
         from chainer_hybridmem.simulation import make_problem
 
         planner = check_name(DEFAULT if args.planner is None else args.planner)

@@ -273,7 +273,7 @@ def largest_batches(
 ) -> dict[str, int]:
     """Largest batch size for which each planner finds a plan; 0 if there is none."""
     from chainer_hybridmem.estimation import MOST_PICTURES
-    from chainer_hybridmem.planners.largest import find_largest_batch
+    from chainer_hybridmem.planners.largest_batch import find_largest_batch
 
     found = {}
     for name in methods:

@@ -1,5 +1,7 @@
 """Planners: profile and memory limit in, plan out. One file per system.
 
+``registry`` names them, ``make``, ``ranks`` and ``largest_batch`` ask them.
+
 Other packages add theirs with an entry point in the group
 ``chainer_hybridmem.planners``: see ``docs/reference/writing_a_planner.md``.
 """

@@ -18,7 +18,7 @@ from chainer_hybridmem.estimation import (
     load_device_model,
 )
 from chainer_hybridmem.planners import DEFAULT, check_name, check_options
-from chainer_hybridmem.planners.largest import (
+from chainer_hybridmem.planners.largest_batch import (
     LargestBatch,
     find_largest_batch,
     largest_batchsize,

@@ -9,7 +9,7 @@ from chainer_hybridmem.estimation import (
     Estimator,
     load_device_model,
 )
-from chainer_hybridmem.planners.largest import largest_batchsize, largest_planned
+from chainer_hybridmem.planners.largest_batch import largest_batchsize, largest_planned
 from chainer_hybridmem.records.profile_file import (
     check_profile,
     parse_profile,

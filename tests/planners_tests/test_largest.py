@@ -6,7 +6,10 @@ import pytest
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.largest import find_largest_batch, with_room_for_trials
+from chainer_hybridmem.planners.largest_batch import (
+    find_largest_batch,
+    with_room_for_trials,
+)
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.simulation.in_core import last_forward

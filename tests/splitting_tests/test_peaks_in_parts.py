@@ -15,7 +15,7 @@ from chainer_hybridmem.commands.compare import compare_one
 from chainer_hybridmem.commands.report import KEPT_IN_PARTS, make_in_core
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.largest import find_largest_batch
+from chainer_hybridmem.planners.largest_batch import find_largest_batch
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.reporting.page import Run, make_data
 from chainer_hybridmem.session.iterations.observation import Detail
