@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from chainer_hybridmem.search.bound.possible import Possible, find_possible
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.work import KEEP, SWAP
 
@@ -328,6 +329,8 @@ class Model:
         columns (Columns): Where the variables are.
         variables (Variables): Their ranges and costs.
         base_seconds (float): Time of all operations.
+        fixed (ndarray): (n,) bytes that are there while each operation runs, whatever
+            is done with maps.
         elapsed (ndarray): (n+1,) seconds of compute before each operation.
         longest (float): The longest wait in seconds.
         rows (list): Those that are always there.
@@ -344,6 +347,7 @@ class Model:
         self.problem = problem
         self.n, self.n_maps = len(problem.arrays.seconds), len(problem.maps)
         self.scaled = scale_problem(problem, limit_bytes)
+        self.fixed = find_fixed(problem)
         self.base_seconds = problem.compute_seconds
         self.elapsed = np.cumsum([0.0, *problem.arrays.seconds])
         self.chains = Chains(problem, sources)
@@ -352,7 +356,7 @@ class Model:
         total = float(self.scaled.size.sum())
         self.variables = make_variables(problem, self.columns, self.longest, total)
         self.rows: list[Row] = []
-        self._add_choice()
+        self._add_choice(find_possible(problem, limit_bytes, self.fixed))
         self._add_lanes()
         if ranks > 1:
             self._add_sharing(ranks)
@@ -372,12 +376,13 @@ class Model:
         columns = [self.columns.waited + j + 1, self.columns.waited + i]
         return columns, [-1.0, 1.0], float(self.elapsed[j] - self.elapsed[i])
 
-    def _add_choice(self) -> None:
+    def _add_choice(self, possible: Possible) -> None:
         a, at = self.problem.arrays, self.columns
+        self.variables.upper[at.recompute : at.replay] = possible.recompute
         for m in range(self.n_maps):
             columns = [at.swap + m, at.recompute + m]
             self.add_row(columns, [1, 1], 1)
-            if not a.allowed[m, KEEP]:
+            if not (a.allowed[m, KEEP] and possible.keep[m]):
                 self.add_row(columns, [-1, -1], -1)
         for g, most_bytes in enumerate(a.kept_most.tolist()):
             group = a.kept_members[a.kept_pointers[g] : a.kept_pointers[g + 1]]
@@ -610,6 +615,18 @@ class Model:
                 columns += [late_s + item, late_r + item, back]
                 values += [1.0, 1.0, -1.0, -1.0, -1.0]
             self.add_row(columns, values, float(item < self.n_maps))
+
+
+def find_fixed(problem: Problem) -> np.ndarray:
+    """(n,) bytes that are there while each operation runs, without maps.
+
+    Where the graph dies, maps that are left to it count at the first moment only.
+    """
+    a, profile = problem.arrays, problem.profile
+    firsts = np.array([op.first_event for op in profile.operations])
+    ends = np.append(firsts[1:], len(profile.events) + 1)
+    dies = (firsts <= profile.graph_end_event) & (profile.graph_end_event < ends)
+    return np.where(dies, a.fixed_start, a.fixed_peak)
 
 
 def _longest_wait(problem: Problem) -> float:

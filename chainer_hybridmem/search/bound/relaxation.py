@@ -98,15 +98,11 @@ def _list_back_steps(model: Model) -> tuple[np.ndarray, ...]:
 
 def sum_excess(model: Model) -> np.ndarray:
     """(n,) load above the limit if every map were kept."""
-    a, profile = model.problem.arrays, model.problem.profile
+    a = model.problem.arrays
     alive = np.zeros(model.n + 2)
     np.add.at(alive, a.producer[: model.n_maps] + 1, model.scaled.size)
     np.add.at(alive, a.last_use + 1, -model.scaled.size)
-    firsts = np.array([op.first_event for op in profile.operations])
-    ends = np.append(firsts[1:], len(profile.events) + 1)
-    dies = (firsts <= profile.graph_end_event) & (profile.graph_end_event < ends)
-    fixed = np.where(dies, a.fixed_start, a.fixed_peak)
-    base = fixed / model.scaled.scale
+    base = model.fixed / model.scaled.scale
     return base + np.cumsum(alive)[: model.n] - model.scaled.limit
 
 
