@@ -122,6 +122,15 @@ def _pointers(rows: list[list[int]]) -> np.ndarray:
     return np.cumsum([0] + [len(row) for row in rows]).astype(np.int64)
 
 
+def find_maker(arrays: Arrays, item: int) -> int:
+    """The operation whose replay makes an item; -1 if none does."""
+    op = int(arrays.producer[item])
+    if op < 0 or arrays.recipe_seconds[op] < 0:
+        return -1
+    made = arrays.products[arrays.product_ptr[op] : arrays.product_ptr[op + 1]]
+    return op if item in made else -1
+
+
 def find_recomputable(arrays: Arrays, n_maps: int) -> np.ndarray:
     """A map is recomputable if its recipe is, and every transient on the way.
 
@@ -134,17 +143,11 @@ def find_recomputable(arrays: Arrays, n_maps: int) -> np.ndarray:
     result = np.zeros(n_items, bool)
     order = np.argsort(arrays.producer, kind='stable')
     for item in order:
-        op = arrays.producer[item]
+        op = find_maker(arrays, item)
         if op < 0:
             continue
         needs = arrays.inputs[arrays.input_ptr[op] : arrays.input_ptr[op + 1]]
-        made = arrays.products[arrays.product_ptr[op] : arrays.product_ptr[op + 1]]
-        result[item] = (
-            arrays.recipe_seconds[op] >= 0
-            and item in made
-            and item not in needs
-            and all(
-                need < n_maps or arrays.present[need] or result[need] for need in needs
-            )
+        result[item] = item not in needs and all(
+            need < n_maps or arrays.present[need] or result[need] for need in needs
         )
     return result[:n_maps]

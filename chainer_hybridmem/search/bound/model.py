@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.search.bound.possible import Possible, find_possible
+from chainer_hybridmem.simulation.arrays import find_maker
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.work import KEEP, SWAP
 
@@ -120,21 +121,13 @@ class Chains:
                     continue
                 if item < self._n_maps and a.first_use[item] <= a.first_use[x]:
                     continue
-                again = self._maker(item)
+                again = find_maker(a, item)
                 if again >= 0 and (x, again) not in self.made:
                     if len(queue) >= LONGEST:
                         continue
                     self.made[x, again] = len(self.made)
                     queue.append(again)
                 self.edges.append((x, op, item, again))
-
-    def _maker(self, item: int) -> int:
-        """Operation whose replay makes an item; -1 if none does."""
-        a, op = self._arrays, int(self._arrays.producer[item])
-        if op < 0:
-            return -1
-        made = a.products[a.product_ptr[op] : a.product_ptr[op + 1]]
-        return op if a.recipe_seconds[op] >= 0 and item in made else -1
 
 
 # -- columns: where the variables stand, and their ranges ---------------------

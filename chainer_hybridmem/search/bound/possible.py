@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chainer_hybridmem.simulation.arrays import find_maker
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.work import SWAP
 
@@ -129,11 +130,9 @@ class _Positions:
     def _remade(self, item: int, fits: np.ndarray) -> np.ndarray:
         """Where an item may be there because a replay has made it, then or before."""
         a, place = self._arrays, np.arange(self._n)
-        op, none = int(a.producer[item]), np.zeros(self._n, bool)
-        if op < 0 or a.recipe_seconds[op] < 0:
-            return none
-        if item not in a.products[a.product_ptr[op] : a.product_ptr[op + 1]]:
-            return none
+        op = find_maker(a, item)
+        if op < 0:
+            return np.zeros(self._n, bool)
         makes = a.recipe_peak[op] <= self._left
         for source in a.inputs[a.input_ptr[op] : a.input_ptr[op + 1]].tolist():
             makes &= self._there.get(source, True)

@@ -402,12 +402,12 @@ class Ranks:
         Returns:
             The newest change that this rank has not heard of so far; None if none.
         """
-        self._absent -= self._mail.collect()
-        changes = self._changes_of(topic)
-        changes.end_iteration()
-        while self._has_come(topic, changes):
-            self._take_change(topic, changes)
-        return changes.take_newest()
+        self._changes_of(topic).end_iteration()
+        return self._take_newest(topic)
+
+    def forget_changes(self, topic: Topic) -> None:
+        """What has been changed so far is out of date."""
+        self._take_newest(topic)
 
     def await_change(self, topic: Topic) -> Any:
         """What the first rank changes to at this point, which all come to.
@@ -430,9 +430,12 @@ class Ranks:
             self._take_change(topic, changes)
         return changes.take_answer()
 
-    def forget_changes(self, topic: Topic) -> None:
-        """What has been changed so far is out of date."""
-        self.end_iteration(topic)
+    def _take_newest(self, topic: Topic) -> Any:
+        self._absent -= self._mail.collect()
+        changes = self._changes_of(topic)
+        while self._has_come(topic, changes):
+            self._take_change(topic, changes)
+        return changes.take_newest()
 
     def _changes_of(self, topic: Topic) -> _Changes:
         return self._changes.setdefault(topic, _Changes())
