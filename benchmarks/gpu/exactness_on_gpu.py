@@ -16,33 +16,11 @@ import time
 import traceback
 from typing import Any
 
-import chainer_hybridmem  # noqa: F401  before chainer
-
-# isort: split
-import chainer
-
 from benchmarks import saving
 from benchmarks.gpu.smoke import compare, figures_of
 from tests.support import gpu_programs as programs
 
 PLANNERS = ('swap-all', 'hybrid')
-TOLERANCE = 1e-3  # of an array's largest value, after nine updates
-ATOMIC = ('GetItem', 'EmbedID', 'ROI', 'ResizeImages', 'SpatialTransformerSampler')
-
-
-class Names(chainer.FunctionHook):
-    """Which functions have run."""
-
-    name = 'names'
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def forward_preprocess(self, function: Any, in_data: Any) -> None:
-        """Before a forward function."""
-        inner = getattr(function, '_function', None) or function  # of old style
-        self.seen.add(type(inner).__name__)
 
 
 def judge(row: dict[str, Any], atomic: list[str]) -> str:
@@ -50,7 +28,7 @@ def judge(row: dict[str, Any], atomic: list[str]) -> str:
     if row['same_bits']:
         return 'same bits'
     difference = row['largest_difference']
-    if atomic and difference is not None and difference <= TOLERANCE:
+    if atomic and difference is not None and difference <= programs.TOLERANCE:
         return 'within tolerance'
     return 'DIFFERENT'
 
@@ -58,9 +36,9 @@ def judge(row: dict[str, Any], atomic: list[str]) -> str:
 def measure(result: saving.Rows, name: str) -> bool:
     """The rows of one network; tells whether all is as it must be."""
     program = programs.PROGRAMS[name]
-    with Names() as names:
+    with programs.AtomicFunctions() as functions:
         expected = programs.train(program)[0]
-    atomic = sorted(n for n in names.seen if n.startswith(ATOMIC))
+    atomic = sorted(functions.seen)
     begin = {'network': name, 'atomic': atomic}
 
     def add(way: str, actual: Any, seconds: float, **rest: Any) -> bool:
@@ -97,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     failures: list[dict[str, Any]] = []
-    result = saving.Rows('gpu_exactness', tolerance=TOLERANCE, failures=failures)
+    result = saving.Rows(
+        'gpu_exactness', tolerance=programs.TOLERANCE, failures=failures
+    )
     good = True
     for name in options.networks:
         try:

@@ -6,7 +6,8 @@
 #   bash benchmarks/gpu/run.sh [--memory-limit 16GiB] [--seconds 480] [--scale 1.0]
 #                              [--insize 112] [--patience 1] [--steps 'smoke ...']
 #
-# Rows are saved as they are measured, to benchmarks/results/gpu_*.json; a second folder
+# Rows are saved as they are measured, to benchmarks/results/gpu_*.json, where steps that
+# are left out keep what an earlier run has saved; a second folder
 # may be named by RESULTS_COPY. gpu.md there sums up, gpu_run.txt is the log. PYTHON
 # names the interpreter: it needs CuPy, NumPy, SciPy and numba. What else is lacking is
 # installed from the folder .gpu-wheels (`make gpu-wheels`) for this run only.
@@ -38,7 +39,8 @@ trap '[ -z "$warming" ] || kill "$warming" 2>/dev/null; rm -rf "$run"' EXIT
 export PYTHONPATH="$PWD:$run/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export NUMBA_CACHE_DIR=$run/numba PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 mkdir -p "$results" ${RESULTS_COPY:+"$RESULTS_COPY"}
-rm -f "$results"/gpu_*.json "$results"/gpu_*.txt "$results"/gpu.md
+for name in $steps; do rm -f "$results/gpu_$name".{json,txt}; done
+rm -f "$results"/gpu_run.txt "$results"/gpu.md
 touch "$results/gpu_run.txt"
 status=0
 
@@ -104,8 +106,10 @@ step torch 75 "$python" $run_one gpu.torch_on_gpu --memory-limit "$limit" --scal
 mapfile -t files < <(ls tests/session_tests/test_cuda.py; grep -rlE 'mark\.gpu' tests \
     --include='test_*.py' | grep -v session_tests/test_cuda.py | sort)
 tests() {
-    "$python" -m pytest -v --tb=short -m gpu -p no:cacheprovider \
-        --continue-on-collection-errors "${files[@]}" 2>&1 |
+    local side=()
+    "$python" -c 'import xdist' 2>/dev/null && side=(-p xdist -n 8 --dist worksteal)
+    OMP_NUM_THREADS=1 "$python" -m pytest "${side[@]}" -v --tb=short -m gpu \
+        -p no:cacheprovider --continue-on-collection-errors "${files[@]}" 2>&1 |
         tee "$results/gpu_tests.txt"
 }
 export -f tests

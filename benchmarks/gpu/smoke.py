@@ -159,6 +159,7 @@ def figures_of(session: hybridmem.Session) -> dict[str, Any]:
     names += ('deviations', 'iteration_seconds', 'predicted_seconds', 'peak_bytes')
     names += ('predicted_peak_bytes', 'in_core_peak_bytes', 'footprint_bytes')
     names += ('arena_bytes', 'placed', 'unplaced', 'planning_seconds')
+    names += ('host_bytes', 'older_bytes', 'foreign_bytes')
     return {name: figures[name] for name in names}
 
 

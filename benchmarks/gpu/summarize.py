@@ -10,9 +10,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+# How pytest -v tells of a test: it begins and ends in one line, in several processes
+# (pytest-xdist) in two, of which the second begins with the outcome.
+_OUTCOMES = '(PASSED|FAILED|ERROR|SKIPPED|XFAIL)'
+_BEGUN = re.compile(rf'^(tests/\S+::.*?)(?: {_OUTCOMES}\b.*)?\s*$')
+_ENDED = re.compile(rf'^\[gw\d+\] \[ *\d+%\] {_OUTCOMES} (tests/.*?)\s*$')
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RESULTS = os.path.join(ROOT, 'benchmarks', 'results')
 Row = dict[str, Any]
@@ -196,15 +202,30 @@ def tests(name: str) -> str:
     """How many tests have passed and not, and which have not; empty without any."""
     try:
         with open(os.path.join(RESULTS, name), encoding='utf-8') as file:
-            lines = [line.split() for line in file if line.startswith('tests/')]
+            lines = list(file)
     except OSError:
         return ''
-    ends = [(words[0], words[1]) for words in lines if len(words) > 1]
+    ends: dict[str, str | None] = {}
+    for line in lines:
+        if found := _ENDED.match(line):
+            ends[found[2]] = found[1]
+        elif found := _BEGUN.match(line):
+            ends[found[1]] = found[2]
+    outcomes = list(ends.values())
     words = ('PASSED', 'FAILED', 'ERROR', 'SKIPPED', 'XFAIL')
-    counts = [f'{[end for _, end in ends].count(w)} {w.lower()}' for w in words]
-    bad = [f'- `{test}` {end.lower()}' for test, end in ends if end in words[1:3]]
-    running = [f'- `{words[0]}` did not end' for words in lines if len(words) == 1]
-    return '\n'.join([', '.join(counts), '', *bad, *running[-1:]]) if lines else ''
+    counts = [f'{outcomes.count(word)} {word.lower()}' for word in words]
+    bad = [
+        f'- `{test}` {end.lower()}' for test, end in ends.items() if end in words[1:3]
+    ]
+    running = [f'- `{test}` did not end' for test, end in ends.items() if end is None]
+    return '\n'.join([', '.join(counts), '', *bad, *running]) if ends else ''
+
+
+def _differences(first: Row, body: Row) -> str:
+    """In what a result's run differs from the first one's."""
+    about, here = first.get('environment', {}), body.get('environment', {})
+    pairs = [f'{k}: {v}' for k, v in here.items() if v != about.get(k)]
+    return f'Of another run: {", ".join(pairs)}.' if pairs else ''
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,6 +247,8 @@ def main(options: argparse.Namespace) -> int:
         if body is None:
             continue
         parts.append(f'## {title}')
+        if other := _differences(known[0], body):
+            parts.append(other)
         try:
             parts.append(show(body))
         except Exception as error:  # a result of half a run must not hide the others

@@ -21,7 +21,9 @@ from support.gpu_programs import (
     BATCH_SIZE,
     ITERATIONS,
     PROGRAMS,
+    AtomicFunctions,
     Reported,
+    assert_same,
     begin,
     end,
     taken_bytes,
@@ -47,9 +49,11 @@ def plain():
     def of(name):
         if name not in known:
             program = PROGRAMS[name]
-            expected = train(program)[0]
+            with AtomicFunctions() as functions:
+                expected = train(program)[0]
             _, session, _ = train(program, memory_limit='4GiB', planner='in-core')
-            known[name] = expected, session.statistics()['in_core_peak_bytes']
+            peak = session.statistics()['in_core_peak_bytes']
+            known[name] = expected, functions, peak
         return known[name]
 
     return of
@@ -60,12 +64,12 @@ def plain():
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid'])
 @pytest.mark.parametrize('name', PROGRAMS)
 def test_the_same_bits_inside_the_limit(name, planner, seed, plain):
-    expected, peak = plain(name)
+    expected, functions, peak = plain(name)
     limit = int(peak * PROGRAMS[name].share)
     result, session, taken = train(
         PROGRAMS[name], seed, memory_limit=limit, planner=planner
     )
-    networks.assert_same(expected, result)
+    assert_same(expected, result, functions)
     figures = session.statistics()
     assert figures['state'] == 'guided'
     assert figures['footprint_bytes'] <= limit
@@ -267,7 +271,7 @@ def train_in_two_parts(program, **options):
 def test_what_was_trained_before_moves_in(plain):
     """CuPy's pool keeps the pieces that small arrays were cut from."""
     program = PROGRAMS['googlenet']
-    limit = int(plain('googlenet')[1] * program.share)
+    limit = int(plain('googlenet')[-1] * program.share)
     expected = train_in_two_parts(program)[0]
     result, session, taken = train_in_two_parts(
         program, memory_limit=limit, planner='hybrid'
@@ -340,7 +344,9 @@ def test_a_session_leaves_nothing_on_the_gpu():
         return cupy.cuda.runtime.memGetInfo()[0]
 
     free = []
-    for _ in range(2):
+    for _ in range(4):  # what other processes take of the GPU meanwhile comes and goes
         train(PROGRAMS['unet'], memory_limit='4GiB', planner='in-core')
         free.append(free_bytes())
-    assert free[0] == free[1]
+        if free[-1] in free[:-1]:
+            return
+    pytest.fail(f'free bytes of the GPU: {free}')
