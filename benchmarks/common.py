@@ -18,6 +18,7 @@ from benchmarks.saving import ROOT, environment, save  # noqa: F401  for the scr
 from chainer_hybridmem import architectures
 from chainer_hybridmem.commands import arguments, samples
 from chainer_hybridmem.commands.progress import Progress
+from chainer_hybridmem.recompute import drawing
 
 # Batch sizes whose feature maps clearly outweigh parameters on a small machine.
 HOST_BATCHES = {'resnet50': 8, 'googlenet': 16, 'alexnet': 32}
@@ -45,6 +46,7 @@ class Training:
         x = rng.rand(batchsize, 3, insize, insize).astype(np.float32)
         t = rng.randint(0, 1000, batchsize).astype(np.int32)
         if gpu:
+            drawing.seed_gpu(0)  # dropout
             self.model.to_device('@cupy:0')
             x, t = chainer.get_device('@cupy:0').send((x, t))
         self.batch = (x, t)

@@ -49,6 +49,11 @@ def pytest_collection_modifyitems(
     if left:
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
+    if 'PYTEST_XDIST_WORKER' in os.environ and 'EMU_LIBRARY' not in os.environ:
+        skip = pytest.mark.skip(reason='needs a GPU for itself: run it without -n')
+        for item in items:
+            if item.get_closest_marker('alone'):
+                item.add_marker(skip)
     marked = [item for item in items if item.get_closest_marker('gpu')]
     if not marked or compat.cuda_available():
         return

@@ -37,7 +37,7 @@ run=$(mktemp -d)
 warming=
 trap '[ -z "$warming" ] || kill "$warming" 2>/dev/null; rm -rf "$run"' EXIT
 export PYTHONPATH="$PWD:$run/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
-export NUMBA_CACHE_DIR=$run/numba PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$run/numba} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 mkdir -p "$results" ${RESULTS_COPY:+"$RESULTS_COPY"}
 for name in $steps; do rm -f "$results/gpu_$name".{json,txt}; done
 rm -f "$results"/gpu_run.txt "$results"/gpu.md
@@ -106,15 +106,21 @@ step torch 75 "$python" $run_one gpu.torch_on_gpu --memory-limit "$limit" --scal
 mapfile -t files < <(ls tests/session_tests/test_cuda.py; grep -rlE 'mark\.gpu' tests \
     --include='test_*.py' | grep -v session_tests/test_cuda.py | sort)
 tests() {
-    local side=()
-    "$python" -c 'import xdist' 2>/dev/null && side=(-p xdist -n 8 --dist worksteal)
-    OMP_NUM_THREADS=1 "$python" -m pytest "${side[@]}" -v --tb=short -m gpu \
-        -p no:cacheprovider --continue-on-collection-errors "${files[@]}" 2>&1 |
-        tee "$results/gpu_tests.txt"
+    local code=0 test=("$python" -m pytest -v --tb=short -p no:cacheprovider)
+    test+=(--continue-on-collection-errors)
+    if "$python" -c 'import xdist' 2>/dev/null; then
+        "${test[@]}" -p xdist -n 8 --dist worksteal -m 'gpu and not alone' "$@" || code=$?
+        "${test[@]}" -m 'gpu and alone' "$@" || code=$?
+    else
+        "${test[@]}" -m gpu "$@" || code=$?
+    fi
+    return $code
 }
 export -f tests
-export python results
-step tests 600 bash -c "set -o pipefail; files=(${files[*]}); tests"
+export python results OMP_NUM_THREADS=1
+step tests 600 bash -c "
+    set -o pipefail
+    tests ${files[*]} 2>&1 | tee \"\$results/gpu_tests.txt\""
 echo "== the end after $SECONDS s" | log
 publish
 exit $status
