@@ -282,7 +282,9 @@ BENCHMARKS = (
         ('gpu_torch.json',),
         'a GPU and PyTorch',
     ),
-    Benchmark('gpu.summarize', 'sums up what a run has saved', ('gpu.md',)),
+    Benchmark(
+        'gpu.summarize', 'sums up what a run has saved', ('gpu.md', 'gpu_tests.json')
+    ),
 )
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 

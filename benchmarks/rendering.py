@@ -44,10 +44,10 @@ WRITTEN = (
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->'
 )
 HEAD = """What has been measured and predicted, and what does it say? *Measured* means
-    on a CPU: no figure comes from a real GPU. *Predicted* means that the simulator
-    computed it, for a [modelled GPU](guide/estimate.md) where one is named. Machines
-    are shared: compare figures within one table only. The line below a table leads to
-    all of its rows, with machine, versions, commit and day."""
+    on a CPU, unless a table says that it is about a real GPU. *Predicted* means that
+    the simulator computed it, for a [modelled GPU](guide/estimate.md) where one is
+    named. Machines are shared: compare figures within one table only. The line below a
+    table leads to all of its rows, with machine, versions, commit and day."""
 REST = """Each page begins with a list of its tables;
     [benchmarks](../benchmarks/README.md) says how to measure them again."""
 TABLES_HEAD = """Every row, with machine, versions and commit. [Results](results.md)

@@ -55,7 +55,7 @@ log() {
 publish() {
     "$python" -m benchmarks run gpu.summarize "$run/steps.tsv" >/dev/null || status=1
     [ -z "${RESULTS_COPY:-}" ] ||
-        cp "$results/gpu.md" "$results"/gpu_*.txt "$RESULTS_COPY/" || status=1
+        cp "$results/gpu.md" "$results/gpu_run.txt" "$RESULTS_COPY/" || status=1
 }
 
 # step NAME SECONDS COMMAND...: within its time and what is left of all.
@@ -100,7 +100,7 @@ step smoke 90 "$python" $run_one gpu.smoke --scale "$scale" --insize "$insize"
 step exactness 75 "$python" $run_one gpu.exactness_on_gpu
 sed 's/^/warm: /' "$run/warm.txt" | log
 step methods 210 "$python" $run_one gpu.methods_on_gpu --memory-limit "$limit" --scale "$scale"
-step arena 60 "$python" $run_one gpu.arena_on_gpu --batchsize 64 --scale "$scale"
+step arena 90 "$python" $run_one gpu.arena_on_gpu --batchsize 64 --scale "$scale"
 step torch 75 "$python" $run_one gpu.torch_on_gpu --memory-limit "$limit" --scale "$scale"
 # Files with gpu tests, the whole path first.
 mapfile -t files < <(ls tests/session_tests/test_cuda.py; grep -rlE 'mark\.gpu' tests \

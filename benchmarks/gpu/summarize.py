@@ -8,15 +8,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from benchmarks import saving
+
 # How pytest -v tells of a test: it begins and ends in one line, in several processes
 # (pytest-xdist) in two, of which the second begins with the outcome.
-_OUTCOMES = '(PASSED|FAILED|ERROR|SKIPPED|XFAIL)'
+_WORDS = ('PASSED', 'FAILED', 'ERROR', 'SKIPPED', 'XFAIL')
+_OUTCOMES = f'({"|".join(_WORDS)})'
 _BEGUN = re.compile(rf'^(tests/\S+::.*?)(?: {_OUTCOMES}\b.*)?\s*$')
 _ENDED = re.compile(rf'^\[gw\d+\] \[ *\d+%\] {_OUTCOMES} (tests/.*?)\s*$')
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -179,15 +183,6 @@ def rivals(body: Row) -> str:
     )
 
 
-PARTS = {
-    'gpu_smoke': ('The same bits in half the memory', smoke),
-    'gpu_exactness': ('Exactness of small networks', exactness),
-    'gpu_methods': ('Speeds under the limit', methods),
-    'gpu_arena': ('The arena, as the driver sees it', arena),
-    'gpu_torch': ('PyTorch in the same memory', rivals),
-}
-
-
 def steps(path: str) -> str:
     """The table of the steps."""
     lines = ['| step | outcome | code | seconds |', '|---|---|---|---|']
@@ -198,27 +193,37 @@ def steps(path: str) -> str:
     return '\n'.join(lines)
 
 
-def tests(name: str) -> str:
-    """How many tests have passed and not, and which have not; empty without any."""
-    try:
-        with open(os.path.join(RESULTS, name), encoding='utf-8') as file:
-            lines = list(file)
-    except OSError:
-        return ''
+def tests(body: Row) -> str:
+    """How many tests have passed and not, and which have not."""
+    counts = ', '.join(f'{body[word.lower()]} {word.lower()}' for word in _WORDS)
+    lines = [f'- `{test}` {end}' for test, end in body['bad'].items()]
+    return '\n\n'.join([counts, '\n'.join(lines)]) if lines else counts
+
+
+def read_tests(lines: Iterable[str]) -> Row | None:
+    """What ``pytest -v`` has printed; None if it is about no test."""
     ends: dict[str, str | None] = {}
     for line in lines:
         if found := _ENDED.match(line):
             ends[found[2]] = found[1]
         elif found := _BEGUN.match(line):
             ends[found[1]] = found[2]
-    outcomes = list(ends.values())
-    words = ('PASSED', 'FAILED', 'ERROR', 'SKIPPED', 'XFAIL')
-    counts = [f'{outcomes.count(word)} {word.lower()}' for word in words]
-    bad = [
-        f'- `{test}` {end.lower()}' for test, end in ends.items() if end in words[1:3]
-    ]
-    running = [f'- `{test}` did not end' for test, end in ends.items() if end is None]
-    return '\n'.join([', '.join(counts), '', *bad, *running]) if ends else ''
+    if not ends:
+        return None
+    counts = {word.lower(): list(ends.values()).count(word) for word in _WORDS}
+    bad = {test: 'did not end' for test, end in ends.items() if end is None}
+    bad |= {t: end.lower() for t, end in ends.items() if end in ('FAILED', 'ERROR')}
+    return {**counts, 'bad': bad}
+
+
+PARTS = {
+    'gpu_smoke': ('The same bits in half the memory', smoke),
+    'gpu_exactness': ('Exactness of small networks', exactness),
+    'gpu_methods': ('Speeds under the limit', methods),
+    'gpu_arena': ('The arena, as the driver sees it', arena),
+    'gpu_torch': ('PyTorch in the same memory', rivals),
+    'gpu_tests': ('Tests', tests),
+}
 
 
 def _differences(first: Row, body: Row) -> str:
@@ -234,6 +239,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    with contextlib.suppress(OSError):
+        with open(os.path.join(RESULTS, 'gpu_tests.txt'), encoding='utf-8') as file:
+            found = read_tests(file)
+        if found is not None:
+            saving.save('gpu_tests', found)
     bodies = {name: load(name) for name in PARTS}
     parts = ['# Measured on a GPU']
     known = [body for body in bodies.values() if body is not None]
@@ -255,9 +265,6 @@ def main(options: argparse.Namespace) -> int:
             parts.append(f'`{name}.json` cannot be shown: {error!r}')
         for failure in body.get('failures', ()):
             parts.append(f'Failed: `{failure.get("why")}`')
-    words = tests('gpu_tests.txt')
-    if words:
-        parts += ['## Tests', words]
     text = '\n\n'.join([*parts, ''])
     with open(os.path.join(RESULTS, 'gpu.md'), 'w', encoding='utf-8') as file:
         file.write(text)

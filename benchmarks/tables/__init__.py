@@ -7,6 +7,7 @@ from benchmarks.tables import (
     checks,
     choice,
     costs,
+    gpu,
     memory,
     packages,
     planning,
@@ -19,6 +20,7 @@ from benchmarks.tables.summaries import SUMMARIES
 # The pages of all tables in full, by the name of their file, with their titles.
 PAGES: dict[str, tuple[str, tuple[Section, ...]]] = {
     'tables_training': ('Training under a limit', training.SECTIONS),
+    'tables_gpu': ('On a real GPU', gpu.SECTIONS),
     'tables_planning': (
         'Plans and planning',
         (*planning.SECTIONS, *choice.SECTIONS),

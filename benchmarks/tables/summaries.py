@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from benchmarks.tables import contest, planning, training
+from benchmarks.tables import contest, gpu, planning, training
 from benchmarks.tables.choice import SHOWN
 from benchmarks.tables.form import (
     Body,
@@ -320,8 +320,19 @@ SUMMARIES = (
         ),
     ),
     Summary(
+        ('gpu_methods', 'gpu_smoke', 'gpu_torch', 'gpu_tests'),
+        'And on a real GPU?',
+        gpu.methods_says,
+        lambda methods, *others: gpu.methods(methods),
+        (
+            'Planners on a GPU, measured beside predicted',
+            'PyTorch in the same memory on the same GPU',
+            'Tests on a real GPU',
+        ),
+    ),
+    Summary(
         ('paper_ito',),
-        'How fast would a GPU be?',
+        'How fast would other GPUs be?',
         modelled_says,
         training.paper_ito,
         ('Three networks on a modelled V100',),

@@ -98,15 +98,15 @@ def test_the_summary_of_half_a_run(rows, tmp_path, monkeypatch, capsys):
     assert '`tests/test_a.py::test_three` did not end' in text
 
 
-def test_the_summary_of_tests_in_several_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(summarize, 'RESULTS', str(tmp_path))
-    (tmp_path / 'gpu_tests.txt').write_text(
+def test_the_summary_of_tests_in_several_processes():
+    printed = (
         'tests/test_a.py::test_one[a b] \ntests/test_a.py::test_two \n'
         '[gw1] [ 30%] PASSED tests/test_a.py::test_one[a b] \n'
         'tests/test_a.py::test_three[on the other] \n'
         '[gw0] [ 60%] FAILED tests/test_a.py::test_two \n'
     )
-    text = summarize.tests('gpu_tests.txt')
+    text = summarize.tests(summarize.read_tests(printed.splitlines(True)))
     assert text.startswith('1 passed, 1 failed')
     assert '`tests/test_a.py::test_two` failed' in text
     assert '`tests/test_a.py::test_three[on the other]` did not end' in text
+    assert summarize.read_tests(['no tests ran']) is None
