@@ -159,6 +159,7 @@ def format_count(number: int, one: str, several: str | None = None) -> str:
 
 def format_bound(bound_seconds: float, gap: float) -> str:
     """A proven lower bound and a plan's distance from it: ``'1.200 s (gap 3.4%)'``."""
+    gap = round(gap, 3) + 0.0  # rounding may put it below zero: no sign
     return f'{format_seconds(bound_seconds)} (gap {gap:.1%})'
 
 
