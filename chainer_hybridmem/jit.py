@@ -19,7 +19,6 @@ from numba.core.ccallback import CFunc
 from numba.core.cpu import CPUTargetOptions
 from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
-from numba.core.types import IntegerLiteral
 from numba.core.types.misc import unliteral
 
 from chainer_hybridmem.compiling import Stopwatch
@@ -86,20 +85,16 @@ def compiled(
 
 
 class _Compiled(CPUDispatcher):
-    """One that is not compiled again for each number in the code of a call.
+    """One that is not compiled again for each number or bool in the code of a call.
 
-    It is for each bool: what that decides about is then left out.
+    What a bool decides about is not worth it: an evaluation is no faster without.
     """
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         return super().get_call_template(
-            tuple(map(_without_number, args)),
-            {name: _without_number(kind) for name, kind in kws.items()},
+            tuple(map(unliteral, args)),
+            {name: unliteral(kind) for name, kind in kws.items()},
         )
-
-
-def _without_number(kind: Any) -> Any:
-    return unliteral(kind) if isinstance(kind, IntegerLiteral) else kind
 
 
 class _Inlined(_Compiled):

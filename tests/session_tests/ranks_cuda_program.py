@@ -34,7 +34,7 @@ from tests.cuda_emulator import control
 ITERATIONS = 8
 LONGER = 12  # double buffering holds more from the second iteration on: planned twice
 RECORDED = 6  # with double buffering, states come two iterations later than elsewhere
-BATCH = 16
+BATCH = 8
 WAYS = {
     'pure_nccl': ('pure_nccl', {}, False),
     'half': ('pure_nccl', {'allreduce_grad_dtype': np.float16}, False),

@@ -123,19 +123,22 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
             update()
             if way == 'replan' and i == ITERATIONS - 3:
                 opened.replan('swap-all')
-    digest = hashlib.sha256()
-    for _, parameter in sorted(model.namedparams()):
-        digest.update(np.ascontiguousarray(parameter.array))
-    found: dict[str, object] = {
-        'parameters': digest.hexdigest(),
-        'lines': lines.lines,
-        'seconds': time.monotonic() - began,
-        'others': others,
-        'threads': threading.active_count(),
-    }
+        found = {'parameters': digest_of(model), 'seconds': time.monotonic() - began}
+        if opened is not None:
+            opened.finish_iteration()
+            found['guided'] = opened.statistics()['guided_iterations']
+            # The others follow what the first one changes from their next iteration on.
+            for _ in range(0 if way in ('limit', 'network') else SETTLING):
+                plans = communicator.mpi_comm.allgather(repr(opened.plan.maps))
+                if len(set(plans)) == 1:
+                    break
+                update()
+                opened.finish_iteration()
+    found |= {'lines': lines.lines, 'others': others}
+    found['threads'] = threading.active_count()
     if opened is not None:
         found['state'] = opened.state
-        found['guided'] = opened.statistics()['guided_iterations']
+        found['maps'] = repr(opened.plan.maps)
         found['link'] = dataclasses.asdict(opened.profile.link)
         found['after_backward'] = [
             (op.phase.value, op.exchanged_bytes)
@@ -145,13 +148,15 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
         found['gradient_bytes'] = sum(p.grad.nbytes for p in model.params())
         found['peak_bytes'] = opened.statistics()['peak_bytes']
         found['host_limit_bytes'] = opened.options.host_limit_bytes
-        # The others follow what the first one changes from their next iteration on.
-        for _ in range(0 if way in ('limit', 'network') else SETTLING):
-            if len(set(communicator.mpi_comm.allgather(repr(opened.plan.maps)))) == 1:
-                break
-            update()
-        found['maps'] = repr(opened.plan.maps)
     return found
+
+
+def digest_of(model: chainer.Link) -> str:
+    """Of every bit of the parameters."""
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.namedparams()):
+        digest.update(np.ascontiguousarray(parameter.array))
+    return digest.hexdigest()
 
 
 def main(ways: str, folder: str) -> None:

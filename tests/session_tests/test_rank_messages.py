@@ -108,11 +108,15 @@ def test_the_other_ends_where_the_first_is(seed, pair, monkeypatch):
             made += 1
             change(first, CHANGE, made)
             in_force = made
+        first.close_iteration(CHANGE)
         line.held = rng.randint(0, len(line.inbox))
         followed.append(other.end_iteration(CHANGE) or followed[-1])
         for answer in answers:
             assert other.await_change(CHANGE) == answer
             followed[-1] = max(followed[-1], answer or 0)
+        for _ in range(rng.choice([0, 0, 0, 1, 2])):  # which the first one does not
+            followed[-1] = other.await_change(CHANGE) or followed[-1]
+            assert followed[-1] == in_force
     line.held = 0
     followed.append(other.end_iteration(CHANGE) or followed[-1])
     assert followed[-1] == in_force

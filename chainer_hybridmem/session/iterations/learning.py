@@ -263,6 +263,7 @@ class Learning:
         if guide.foreign.end_iteration(self._executor.counters.planned_evictions > 0):
             held_bytes, older_waits = iteration.foreign_bytes, iteration.older_waits
             outside_limit(planning.make_room, guide, held_bytes, older_waits)
+        planning.node.close_iteration(guide)
 
     def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:
         """Iterations faster than their bound: the recorded times are not theirs.

@@ -87,6 +87,8 @@ class MachinePlans:
         taken = plan and self._take(guide, problem, plan)
         if taken is None:
             taken = make()
+            if plan is None and guide in self._followed:
+                self._tell_alone('the first rank of the node has changed nothing')
             self._followed.discard(guide)
         return taken
 
@@ -109,18 +111,25 @@ class MachinePlans:
             return None
         return self._take(guide, problem, plan)
 
+    def close_iteration(self, guide: Guide) -> None:
+        """A guided iteration has ended, and nothing more is changed in it."""
+        if self._ranks is not None and guide.plan is not None:
+            topic = self._name('change', guide.plan.profile_fingerprint)
+            self._ranks.close_iteration(topic)
+
     def _take(self, guide: Guide, problem: Problem, plan: Plan) -> Plan | None:
         """The first rank's plan if it fits here; else the guide gets its own."""
         taken = self._maker.take(guide, problem, plan)
         if taken is not None:
             self._followed.add(guide)
             return taken
-        assert self._ranks is not None
         self._followed.discard(guide)
-        self._tell(
-            f'rank {self._ranks.rank} plans alone: the plan of the node has no room'
-        )
+        self._tell_alone('the plan of the node has no room')
         return None
+
+    def _tell_alone(self, why: str) -> None:
+        assert self._ranks is not None
+        self._tell(f'rank {self._ranks.rank} plans alone: {why}')
 
     def _topic(self, kind: str, problem: Problem) -> Topic:
         return self._name(kind, problem.profile.fingerprint())

@@ -16,7 +16,10 @@ Note: [in order]
     at once if one of them is slow. Each has a number and is taken in turn: a change
     that fails, after one that does not, leaves that one in force. What all come to
     change at the end of an iteration has the number of the iteration: a rank that has
-    taken it before it asks for it does not wait for another one.
+    taken it before it asks for it does not wait for another one. And the first rank
+    says when it changes nothing more in an iteration: a rank that asks because it has
+    not heard yet of another plan gets that one, and one that asks by itself does not
+    wait.
 """
 
 from __future__ import annotations
@@ -285,7 +288,7 @@ class Ranks:
         name = socket.gethostname()
         key = self._name_meeting(Topic('node'))
         self._mail.send(self._others, key, name)
-        missing = self._wait(self._others, key, OPENING_SECONDS)
+        missing = self._wait(self._others, (key,), OPENING_SECONDS)
         if missing:
             count = len(self._others) + 1
             raise SessionError(
@@ -323,7 +326,7 @@ class Ranks:
         """
         key = self._name_meeting(topic)
         self._mail.send(self._peers, key, value)
-        missing = self._wait(self._peers, key, self._patience(self._peers))
+        missing = self._wait(self._peers, (key,), self._patience(self._peers))
         late = key._replace(what='gone')
         gone = [r for r in self._peers if (r, late) in self._mail.received]
         if missing or gone:
@@ -346,10 +349,10 @@ class Ranks:
         if self.plans:
             return Decision(self._hand_out(begins, ends, decide), False)
         first = [self.node[0]]
-        if self._wait(first, begins, self._patience(first), ends_early=True):
+        if self._wait(first, (begins,), self._patience(first), ends_early=True):
             self._leave_out(first, topic)
             return Decision(decide(), False)
-        if not self._wait(first, ends, PLANNING_SECONDS):
+        if not self._wait(first, (ends,), PLANNING_SECONDS):
             value = self._take(first[0], ends)
             if value is not None:
                 return Decision(value, True)
@@ -416,19 +419,33 @@ class Ranks:
             topic: What that one changes as well.
 
         Returns:
-            The change; None if it has failed, or if that rank does not come.
+            The change, or the newest one if that rank does not come to this point with
+            what it follows now; None if it has failed, or if there is none.
         """
         first, changes = [self.node[0]], self._changes_of(topic)
+        closed = self._name(topic, 'closed')
         while changes.asked == len(changes.answers):
             key = self._name(topic, 'changed', changes.number + 1)
             begins = key._replace(what='begins')
-            if self._wait(first, begins, self._patience(first)):
+            if self._wait(first, (begins, closed), self._patience(first)):
                 self._leave_out(first, topic)
                 return None
-            if self._wait(first, key, PLANNING_SECONDS):
+            received = self._mail.received
+            if (first[0], begins) not in received:
+                if received[first[0], closed] >= changes.iteration:
+                    return changes.take_newest()
+                del received[first[0], closed]  # of an earlier one
+                continue
+            if self._wait(first, (key,), PLANNING_SECONDS):
                 return None
             self._take_change(topic, changes)
         return changes.take_answer()
+
+    def close_iteration(self, topic: Topic) -> None:
+        """Nothing more is changed in this iteration, if this is the first rank."""
+        if self.plans:
+            iteration = self._changes_of(topic).iteration
+            self._mail.send(self._peers, self._name(topic, 'closed'), iteration)
 
     def _take_newest(self, topic: Topic) -> Any:
         self._absent -= self._mail.collect()
@@ -473,7 +490,7 @@ class Ranks:
     def _wait(
         self,
         ranks: list[int],
-        key: Key,
+        keys: tuple[Key, ...],
         seconds: float,
         ends_early: bool = False,
     ) -> list[int]:
@@ -481,7 +498,7 @@ class Ranks:
 
         Args:
             ranks: Who is waited for.
-            key: Of the message.
+            keys: Of the message; any of them does.
             seconds: For how long.
             ends_early: Whether a rank need not be waited for that has begun something
                 else on this topic.
@@ -489,10 +506,13 @@ class Ranks:
         deadline = timing.now() + seconds
         while True:
             self._absent -= self._mail.collect()
-            missing = [r for r in ranks if (r, key) not in self._mail.received]
+            received = self._mail.received
+            missing = [
+                r for r in ranks if not any((r, key) in received for key in keys)
+            ]
             if not missing or timing.now() >= deadline:
                 return missing
-            if ends_early and all(self._is_elsewhere(r, key) for r in missing):
+            if ends_early and all(self._is_elsewhere(r, keys[0]) for r in missing):
                 return missing
             timing.sleep(POLL_SECONDS)
 
