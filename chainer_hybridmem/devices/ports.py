@@ -74,7 +74,7 @@ class Memory(abc.ABC):
         trying (bool): Whether what does not fit is given up for something else: no
             reason to go beyond the limit.
         wanted_bytes (int): While ``reclaim`` runs: asked for by the allocation that
-            exceeds the limit; 0 if it fits by count, but nowhere in one piece.
+            exceeds the limit; 0 as long as one that fits by count may find a place.
         used_bytes (int): In use now, adopted arrays included.
         peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
         window_peak_bytes (int): Highest since :meth:`reset_window`.

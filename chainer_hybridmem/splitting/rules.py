@@ -21,13 +21,14 @@ import contextvars
 import copy
 import ctypes
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
 import numpy as np
-from chainer.backends import intel64
+from chainer.backends import cuda, intel64
 from chainer.functions.activation import leaky_relu, relu, sigmoid, tanh
 from chainer.functions.connection import (
     convolution_2d,
@@ -47,8 +48,9 @@ from chainer_hybridmem.devices.protocol import Array
 # -- convolutions with one copy of their windows instead of two ---------------
 # Chainer lays out all windows of the input and then copies them into the order that
 # the matrix product wants. Here they are laid out in that order at once, a sample at a
-# time: the product is the same call with the same operands. Two dimensions or any
-# number of them differ in who lays out the windows only.
+# time, or on a GPU all of them by one kernel, if they have two dimensions: thousands of
+# launches take longer than what they do. The product is the same call with the same
+# operands. Two dimensions or any number of them differ in who lays out windows only.
 _ND = convolution_nd.ConvolutionND, convolution_nd.ConvolutionNDGradW
 
 
@@ -76,8 +78,53 @@ def _lay_out(function: Any, x: Array, ksize: tuple[int, ...]) -> Array:
     )
 
 
+# An element of the rows: (sample, window down, across, channel, place down, across).
+_ELEMENT = """
+    ptrdiff_t rest = i;
+    const ptrdiff_t across = rest % k_wide; rest /= k_wide;
+    const ptrdiff_t down = rest % k_high; rest /= k_high;
+    const ptrdiff_t channel = rest % channels; rest /= channels;
+    const ptrdiff_t column = rest % out_wide; rest /= out_wide;
+    const ptrdiff_t row = rest % out_high;
+    const ptrdiff_t sample = rest / out_high;
+    const ptrdiff_t y = row * step_down - pad_down + down * gap_down;
+    const ptrdiff_t z = column * step_across - pad_across + across * gap_across;
+    const bool inside = 0 <= y && y < high && 0 <= z && z < wide;
+    rows = inside ? x[((sample * channels + channel) * high + y) * wide + z] : T(0);
+"""
+_NUMBERS = (
+    *('channels', 'high', 'wide', 'out_high', 'out_wide', 'k_high', 'k_wide'),
+    *('step_down', 'step_across', 'pad_down', 'pad_across', 'gap_down', 'gap_across'),
+)
+
+
+@functools.cache
+def _make_kernel() -> Any:
+    numbers = ', '.join(f'int64 {name}' for name in _NUMBERS)
+    return cuda.elementwise(
+        f'raw T x, {numbers}', 'T rows', _ELEMENT, 'hybridmem_windows'
+    )
+
+
+def _columns_by_kernel(function: Any, x: Array, ksize: tuple[int, ...]) -> Array:
+    steps = function.sy, function.sx
+    pads = function.ph, function.pw
+    gaps = function.dy, function.dx
+    samples, channels, *sides = x.shape
+    outer = [
+        conv.get_conv_outsize(side, k, step, pad, function.cover_all, gap)
+        for side, k, step, pad, gap in zip(sides, ksize, steps, pads, gaps, strict=True)
+    ]
+    rows = cuda.cupy.empty((samples, *outer, channels, *ksize), x.dtype)
+    numbers = (channels, *sides, *outer, *ksize, *steps, *pads, *gaps)
+    _make_kernel()(x, *numbers, rows)
+    return rows.transpose(0, 3, 4, 5, 1, 2)
+
+
 def columns(function: Any, x: Array, ksize: tuple[int, ...]) -> Array:
     """Windows as Chainer lays them out, in memory as a matrix of one row per window."""
+    if not isinstance(x, np.ndarray) and not isinstance(function, _ND):
+        return _columns_by_kernel(function, x, ksize)
     result: Any = None
     n = len(ksize)
     for sample in range(len(x)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import chainer
 import numpy as np
 import pytest
@@ -153,6 +155,20 @@ def test_out_of_memory_is_cupys_error_too():
     assert isinstance(caught.value, MemoryError)
     assert cupy.cuda.get_allocator() is not None
     train()  # the former allocator works
+
+
+@pytest.mark.parametrize('limit', [3_074_764, 3_340_800, 3_700_000, 4_099_686])
+def test_what_does_not_fit_is_explained_by_a_limit_that_does(limit):
+    """Also where it fits by count, and what is free lies in pieces."""
+    with chainer.using_config('use_cudnn', 'never'):
+        with pytest.raises(hybridmem.OutOfMemoryError, match='asked for') as caught:
+            train(memory_limit=limit)
+        told = str(caught.value)
+        named = int(re.search(r'a limit known to do for all is (\d+)', told)[1])
+        assert limit < named < 1.2 * 4_609_024  # the least memory of any plan
+        if limit == 3_340_800:
+            _, session = train(memory_limit=named)
+            assert session.statistics()['state'] == 'guided'
 
 
 def test_the_allocator_is_restored():

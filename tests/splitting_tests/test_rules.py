@@ -17,6 +17,7 @@ from chainer.functions.connection import (
 from chainer.functions.noise import dropout
 from chainer.functions.normalization import batch_normalization as bn
 from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
+from chainer.utils import conv
 from support import networks  # imports chainer_hybridmem before chainer
 
 from chainer_hybridmem.splitting import rules
@@ -297,3 +298,36 @@ def test_whole_looks_at_memory_as_if_made_at_once(made, length):
     assert result.shape == expected.shape
     seen = [a for a in range(expected.ndim) if expected.shape[a] > 1]
     assert [result.strides[a] for a in seen] == [expected.strides[a] for a in seen]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize('layout', ['usual', 'channels last'])
+@pytest.mark.parametrize(
+    ('stride', 'pad', 'ksize', 'options'),
+    [
+        ((1, 2), (1, 0), (3, 2), {}),
+        (2, 3, (7, 5), {}),
+        (1, 2, (3, 3), {'dilate': (2, 1)}),
+        ((2, 1), 1, (3, 1), {'cover_all': True}),
+    ],
+)
+def test_a_kernel_lays_out_all_windows(dtype, layout, stride, pad, ksize, options):
+    """As Chainer does, and with no memory beside the result."""
+    import cupy
+
+    x = cupy.asarray(numbers(dtype, 3, 4, 9, 8))
+    if layout == 'channels last':
+        x = cupy.moveaxis(cupy.ascontiguousarray(cupy.moveaxis(x, 1, -1)), -1, 1)
+    function = convolution_2d.Convolution2DFunction(stride, pad, **options)
+    places = function.sy, function.sx, function.ph, function.pw
+    expected = conv.im2col(
+        x, *ksize, *places, function.cover_all, function.dy, function.dx
+    )
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        found = rules.columns(function, x, ksize)
+    assert pool.total_bytes() - found.nbytes < 1024
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    assert found.transpose(0, 4, 5, 1, 2, 3).flags.c_contiguous
+    assert found.get().tobytes() == expected.get().tobytes()

@@ -130,6 +130,8 @@ class Allocator:
         # It fits by count, but what is free may lie in pieces.
         while block is None and self._frees(nbytes):
             block = pool.find(nbytes, stream.ptr)
+        if block is None and self._gives_way(nbytes):
+            block = pool.find(nbytes, stream.ptr)
         if block is None:
             self._refuse(size)
         owner = Allocation(self, counter.count(nbytes), nbytes, block, stream)
@@ -158,6 +160,14 @@ class Allocator:
         """Whether asking for memory once more has freed any."""
         before = self._counter.used_bytes
         return self._call_reclaim(nbytes) and self._counter.used_bytes < before
+
+    def _gives_way(self, nbytes: int) -> bool:
+        """Whether the limit gives way to what fits by count and finds no place."""
+        pool, limit_bytes = self._pool, self._pool.limit_bytes
+        self.wanted_bytes = nbytes
+        self._call_reclaim(max(pool.excess_bytes(nbytes), round_up(1)))
+        self.wanted_bytes = 0
+        return pool.limit_bytes > limit_bytes
 
     def _call_reclaim(self, missing_bytes: int) -> bool:
         if self._reclaim is None or self._reclaiming:

@@ -186,9 +186,14 @@ class OutOfMemoryExplainer:
             OutOfMemoryError or what has interrupted swapping; None where the error
             itself says enough.
         """
-        if isinstance(error, HybridMemoryError):
-            return None
         device = self._runtime.device
+        raw = (
+            isinstance(error, OutOfMemoryError)
+            and type(error) is not OutOfMemoryError  # CuPy's error as well: of a pool
+            and (error.requested_bytes, error.used_bytes) == device.memory.last_failure
+        )
+        if isinstance(error, HybridMemoryError) and not raw:
+            return None
         if device.memory.reclaim_error is not None:
             return device.memory.reclaim_error  # Ctrl-C, or a swap file that is full
         if device.memory.last_failure is None:
