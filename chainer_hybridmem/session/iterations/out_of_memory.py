@@ -194,8 +194,9 @@ class OutOfMemoryExplainer:
         )
         if isinstance(error, HybridMemoryError) and not raw:
             return None
-        if device.memory.reclaim_error is not None:
-            return device.memory.reclaim_error  # Ctrl-C, or a swap file that is full
+        stopped = device.memory.reclaim_error
+        if stopped is not None and not isinstance(stopped, OutOfMemoryError):
+            return stopped  # Ctrl-C, or a swap file that is full
         if device.memory.last_failure is None:
             return None
         moment = self.find_moment(frames_of(error), progress)
