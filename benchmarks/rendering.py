@@ -87,6 +87,8 @@ def render_tables(page: str) -> str:
         parts.append(f'## {section.title}')
         parts.append(_wrapped(_moved(section.text, TABLES_FOLDER)))
         parts += _paragraphs(section.render(*bodies.values()))
+        # What is true of these figures alone, not of those that replace them.
+        parts += [_wrapped(b['note']) for b in bodies.values() if 'note' in b]
         parts += [
             _wrapped(_moved(source_line(name, body), TABLES_FOLDER))
             for name, body in bodies.items()

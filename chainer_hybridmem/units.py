@@ -159,8 +159,12 @@ def format_count(number: int, one: str, several: str | None = None) -> str:
 
 def format_bound(bound_seconds: float, gap: float) -> str:
     """A proven lower bound and a plan's distance from it: ``'1.200 s (gap 3.4%)'``."""
-    gap = round(gap, 3) + 0.0  # rounding may put it below zero: no sign
-    return f'{format_seconds(bound_seconds)} (gap {gap:.1%})'
+    return f'{format_seconds(bound_seconds)} (gap {format_gap(gap)})'
+
+
+def format_gap(gap: float) -> str:
+    """A distance from a bound, which rounding alone may put below zero: ``'3.4%'``."""
+    return f'{round(gap, 3) + 0.0:.1%}'
 
 
 def format_seconds(seconds: float) -> str:

@@ -39,7 +39,7 @@ trap '[ -z "$warming" ] || kill "$warming" 2>/dev/null; rm -rf "$run"' EXIT
 export PYTHONPATH="$PWD:$run/site${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$run/numba} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 mkdir -p "$results" ${RESULTS_COPY:+"$RESULTS_COPY"}
-for name in $steps; do rm -f "$results/gpu_$name".{json,txt}; done
+for name in $steps; do rm -f "$results/gpu_$name.json"; done
 rm -f "$results"/gpu_run.txt "$results"/gpu.md
 touch "$results/gpu_run.txt"
 status=0
@@ -117,10 +117,10 @@ tests() {
     return $code
 }
 export -f tests
-export python results OMP_NUM_THREADS=1
+export python OMP_NUM_THREADS=1
 step tests 600 bash -c "
     set -o pipefail
-    tests ${files[*]} 2>&1 | tee \"\$results/gpu_tests.txt\""
+    tests ${files[*]} 2>&1 | tee '$run/gpu_tests.txt'"
 echo "== the end after $SECONDS s" | log
 publish
 exit $status

@@ -3,6 +3,7 @@
     python -m benchmarks run gpu.summarize [STEPS]
 
 ``STEPS`` is the file that ``run.sh`` writes: name, outcome, code and seconds a line.
+Beside it ``gpu_tests.txt`` is what ``pytest -v`` has printed, if the run had tests.
 """
 
 from __future__ import annotations
@@ -216,6 +217,14 @@ def read_tests(lines: Iterable[str]) -> Row | None:
     return {**counts, 'bad': bad}
 
 
+def save_tests(path: str) -> None:
+    """Saves what the tests of this run have come to, if there were any."""
+    with contextlib.suppress(OSError), open(path, encoding='utf-8') as file:
+        found = read_tests(file)
+        if found is not None:
+            saving.save('gpu_tests', found)
+
+
 PARTS = {
     'gpu_smoke': ('The same bits in half the memory', smoke),
     'gpu_exactness': ('Exactness of small networks', exactness),
@@ -239,11 +248,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    with contextlib.suppress(OSError):
-        with open(os.path.join(RESULTS, 'gpu_tests.txt'), encoding='utf-8') as file:
-            found = read_tests(file)
-        if found is not None:
-            saving.save('gpu_tests', found)
+    if options.steps:
+        save_tests(os.path.join(os.path.dirname(options.steps), 'gpu_tests.txt'))
     bodies = {name: load(name) for name in PARTS}
     parts = ['# Measured on a GPU']
     known = [body for body in bodies.values() if body is not None]

@@ -87,23 +87,21 @@ SECTIONS = (
         error* compares a simulation with the operation times of the very iterations
         that were measured. AlexNet's second convolution runs in parts, because its
         columns alone do not fit the limit: that is its distance from in-core, and
-        the bound counts it. ResNet-50 has been measured in one run, the others in a
-        later one on the same kind of machine.""",
+        the bound counts it.""",
         summarize.methods,
     ),
     Section(
         ('gpu_smoke',),
         'A loop in half its memory on a GPU',
         """An updater's loop, which waits for nothing; losses, parameters, gradients,
-        optimizer states and statistics after ten iterations beside plain Chainer's.
-        Seconds are of the single iteration after the last timing.""",
+        optimizer states and statistics after all iterations beside plain Chainer's.""",
         summarize.smoke,
     ),
     Section(
         ('gpu_exactness',),
         'Small networks on a GPU, bit by bit',
-        """Measured while eight other processes used the GPU. Backward of an embedding
-        adds atomically: plain Chainer itself gives other bits each time.""",
+        """Backward of an embedding adds atomically: plain Chainer itself gives other
+        bits each time.""",
         summarize.exactness,
     ),
     Section(
@@ -124,8 +122,7 @@ SECTIONS = (
         ('gpu_tests',),
         'Tests on a real GPU',
         """`pytest -m gpu` in eight processes. What is skipped is about the emulator
-        itself, cuDNN or NCCL. The test that fails compares free memory of the whole
-        GPU, which the other processes change; it has its own turn since.""",
+        itself, cuDNN or NCCL.""",
         summarize.tests,
     ),
 )

@@ -26,7 +26,7 @@ from chainer_hybridmem.reporting.tables import (
     figures_table,
     named_values,
 )
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.units import format_bytes, format_gap, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.programs import Program
@@ -439,6 +439,6 @@ def describe(figures: dict[str, Any]) -> list[tuple[str, str]]:
             f'{format_bytes(figures["small_workspace_bytes"])} '
             f'{format_seconds(small)} ({small / chosen - 1:+.1%})',
         )
-        gap = f'{chosen / bound - 1:.1%}' if bound else '0.0%'
+        gap = format_gap(chosen / bound - 1 if bound else 0.0)
         rows.append(('any algorithms', f'bound {format_seconds(bound)}, gap {gap}'))
     return rows

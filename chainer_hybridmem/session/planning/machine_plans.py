@@ -112,8 +112,8 @@ class MachinePlans:
         return self._take(guide, problem, plan)
 
     def close_iteration(self, guide: Guide) -> None:
-        """A guided iteration has ended, and nothing more is changed in it."""
-        if self._ranks is not None and guide.plan is not None:
+        """Tells the others that nothing more is changed in a guided iteration."""
+        if self._ranks is not None and self._ranks.plans and guide.plan is not None:
             topic = self._name('change', guide.plan.profile_fingerprint)
             self._ranks.close_iteration(topic)
 

@@ -442,10 +442,9 @@ class Ranks:
         return changes.take_answer()
 
     def close_iteration(self, topic: Topic) -> None:
-        """Nothing more is changed in this iteration, if this is the first rank."""
-        if self.plans:
-            iteration = self._changes_of(topic).iteration
-            self._mail.send(self._peers, self._name(topic, 'closed'), iteration)
+        """The first rank changes nothing more in this iteration."""
+        iteration = self._changes_of(topic).iteration
+        self._mail.send(self._peers, self._name(topic, 'closed'), iteration)
 
     def _take_newest(self, topic: Topic) -> Any:
         self._absent -= self._mail.collect()
