@@ -270,8 +270,11 @@ BENCHMARKS = (
     Benchmark(
         'gpu.methods_on_gpu',
         'planners at a limit, measured and predicted',
-        ('gpu_methods.json',),
+        ('gpu_methods.json', 'gpu_tf32.json', 'gpu_large.json'),
         GPU,
+    ),
+    Benchmark(
+        'gpu.small_on_gpu', 'a program of small functions', ('gpu_small.json',), GPU
     ),
     Benchmark(
         'gpu.arena_on_gpu', 'the arena as the driver sees it', ('gpu_arena.json',), GPU

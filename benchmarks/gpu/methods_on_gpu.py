@@ -4,11 +4,17 @@ Plain Chainer comes first, without a limit, as the card has enough memory; then 
 same batch under the limit. Each row is saved as it is measured.
 
     python -m benchmarks run gpu.methods_on_gpu --memory-limit 16GiB
+    CUPY_TF32=1 python -m benchmarks run gpu.methods_on_gpu --result gpu_tf32
+    python -m benchmarks run gpu.methods_on_gpu --arch resnet50:640 --result gpu_large
+
+The second one multiplies matrices on tensor cores: the same copies beside faster
+arithmetic. The third one is the largest case of Ito et al.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 import traceback
 from typing import Any
@@ -23,7 +29,10 @@ PLANNERS = ('hybrid', 'swap-all', 'pooch')
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what the benchmark takes."""
-    parser.add_argument('--arch', nargs='+', default=list(BATCHES))
+    parser.add_argument(
+        '--arch', nargs='+', default=list(BATCHES), help='NAME or NAME:BATCHSIZE'
+    )
+    parser.add_argument('--result', default='gpu_methods', help='name of its file')
     parser.add_argument('--planners', nargs='+', default=list(PLANNERS))
     parser.add_argument('--memory-limit', default='16GiB')
     parser.add_argument('--iterations', type=int, default=3)
@@ -33,10 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     start, failures = time.time(), []
     limit = parse_bytes(options.memory_limit)
-    result = saving.Rows('gpu_methods', limit_bytes=limit, tables=[], failures=[])
-    tables: list[str] = []
-    for arch in options.arch:
-        batchsize = max(1, int(BATCHES[arch] * options.scale))
+    tf32 = os.environ.get('CUPY_TF32') == '1'
+    result = saving.Rows(options.result, limit_bytes=limit, tf32=tf32, failures=[])
+    for named in options.arch:
+        arch, _, batch = named.partition(':')
+        batchsize = max(1, int(int(batch or BATCHES[arch]) * options.scale))
         before = len(result.rows)
         try:
             measure(result, arch, batchsize, limit, options)
@@ -48,10 +58,8 @@ def main(options: argparse.Namespace) -> int:
             traceback.print_exc()
         found = result.rows[before:]
         if found:
-            tables.append(methods.show(found, found[0]['iteration_seconds']))
-            print(tables[-1], flush=True)
-        seconds = time.time() - start
-        result.tell(tables=tables, failures=failures, seconds=seconds)
+            print(methods.show(found, found[0]['iteration_seconds']), flush=True)
+        result.tell(failures=failures, seconds=time.time() - start)
     return 1 if failures else 0
 
 

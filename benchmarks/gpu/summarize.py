@@ -138,6 +138,22 @@ def methods(body: Row) -> str:
     return table(rows, columns)
 
 
+def small(body: Row) -> str:
+    """A program of small functions."""
+    columns = {
+        'way': lambda r: r['way'],
+        's / iteration': number('iteration_seconds'),
+        'over plain': percent('over_plain'),
+        'issuing': number('issuing_seconds'),
+        'forecast': number('predicted_seconds'),
+        'limit': lambda r: gib('limit_bytes')(r) if r['limit_bytes'] < 1 << 40 else '',
+        'footprint': gib('footprint_bytes'),
+        'keep / swap / recompute': _actions,
+        'evictions': lambda r: r['evictions'],
+    }
+    return table(body['rows'], columns)
+
+
 def arena(body: Row) -> str:
     """What the driver sees."""
     columns = {
@@ -229,9 +245,12 @@ PARTS = {
     'gpu_smoke': ('The same bits in half the memory', smoke),
     'gpu_exactness': ('Exactness of small networks', exactness),
     'gpu_methods': ('Speeds under the limit', methods),
+    'gpu_small': ('A program of small functions', small),
     'gpu_arena': ('The arena, as the driver sees it', arena),
     'gpu_torch': ('PyTorch in the same memory', rivals),
     'gpu_tests': ('Tests', tests),
+    'gpu_tf32': ('Speeds under the limit, matrices on tensor cores', methods),
+    'gpu_large': ('The largest batch', methods),
 }
 
 
