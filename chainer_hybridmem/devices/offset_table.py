@@ -46,6 +46,11 @@ class OffsetTable:
         self._words[native.NEXT // 8] = self._segments[k] if k >= 0 else 0
         self._words[native.STOP // 8] = self._segments[k + 1] if k >= 0 else 0
 
+    def lose_place(self) -> None:
+        """There is no memory at the offset of the last malloc."""
+        self._words[native.PLACED // 8] -= 1
+        self._words[native.TAKEN // 8] += 1
+
     @property
     def sought(self) -> bool:
         """Whether mallocs of an operation are expected."""

@@ -297,20 +297,29 @@ class Offsets(abc.ABC):
         alignment_bytes (int): Every block of an arena begins at a multiple of it.
         moves_in (bool): Whether an arena may take over what lies elsewhere when its
             first iteration begins; else there is no memory for both.
+        needed (bool): Whether the limit may not hold without an arena.
+        spare_bytes (int): What a plan must leave of the limit, because memory comes in
+            larger units than blocks.
     """
 
     alignment_bytes: int
     moves_in: bool
+    needed: bool
+    spare_bytes: int = 0
 
     @abc.abstractmethod
     def block_bytes(self, nbytes: int) -> int:
         """What an allocation takes up in an arena; 0 if it never lies in one."""
 
     @abc.abstractmethod
-    def follow(self, arena: Arena) -> bool:
+    def follow(self, arena: Arena, moves_in: bool = True) -> bool:
         """From now on allocations lie where an arena says.
 
         What is somewhere else stays there. Takes effect with :meth:`seek`.
+
+        Args:
+            arena: Says where.
+            moves_in: Whether what the iteration before has left lies elsewhere.
 
         Returns:
             bool: Whether there is memory for the arena now.

@@ -45,6 +45,7 @@ SLAB_BYTES = 80
 # Words of a hole: where it begins, its bytes, and how many may have pages at most.
 HOLE_AT, HOLE_SIZE, HOLE_HELD, HOLE_BYTES = 0, 8, 16, 24
 MOST_HOLES = 1 << 13
+UNIT_BYTES = 512
 LEAST_HOLE = 4096  # smaller remainders go with the block, unless it is planned
 
 # Words of a table.
@@ -224,6 +225,18 @@ def cut(slab: int, total: int) -> int:
     return address
 
 
+@compiled(_i64(_i64, _i64))
+def cut_units(slab: int, total: int) -> int:
+    """Takes space like :func:`cut`, in units: addresses and sizes are multiples.
+
+    Returns:
+        int: Its address, 0 if there is none; in its last digits, how many units more
+        it really is.
+    """
+    address = cut(slab, total)
+    return address + (load(slab + EXTENT) - total) // UNIT_BYTES if address else 0
+
+
 @compiled(types.boolean(_i64, _i64, _i64))
 def cut_at(slab: int, address: int, total: int) -> bool:
     """Takes exactly this space if nothing lies there; see :func:`cut`."""
@@ -282,6 +295,18 @@ def join(slab: int, address: int, total: int) -> None:
     # Above the top all that has ever been touched is held.
     store(slab + TOP, address - base)
     add(slab + HELD, total - pages)
+
+
+@compiled(types.void(_i64, _i64, _i64))
+def lose_pages(slab: int, address: int, nbytes: int) -> None:
+    """Free space has lost its pages."""
+    index = _hole_behind(slab, address + 1) - 1
+    hole = load(slab + HOLES) + HOLE_BYTES * index
+    if index < 0 or load(hole + HOLE_AT) + load(hole + HOLE_SIZE) <= address:
+        return  # it lies above the top
+    pages = min(load(hole + HOLE_HELD), nbytes)
+    add(hole + HOLE_HELD, -pages)
+    add(slab + HELD, -pages)
 
 
 @compiled(_i64(_i64))

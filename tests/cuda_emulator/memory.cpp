@@ -72,6 +72,21 @@ static Block give(void* pointer) {
     return block;
 }
 
+// ---- addresses without memory, and memory that is mapped behind them -----------------
+struct Handle { size_t bytes; int device; bool released = false; const char* mapped = nullptr; };
+static std::map<unsigned long long, Handle> handles;
+static std::map<const char*, unsigned long long> mapped;  // handles, by address
+static unsigned long long last_handle = 0;
+static std::multimap<size_t, char*> unreserved;  // freed addresses, by size
+static const size_t granule = getenv("EMU_GRANULE") ? atol(getenv("EMU_GRANULE")) : 16 * PAGE;
+
+static void forget_handle(unsigned long long number) {
+    auto found = handles.find(number);
+    if (!found->second.released || found->second.mapped) return;
+    used[found->second.device] -= found->second.bytes;
+    handles.erase(found);
+}
+
 static void told(int, siginfo_t* info, void*) {
     const char* address = (const char*)info->si_addr;
     signal(SIGSEGV, SIG_DFL);
@@ -134,6 +149,89 @@ cudaError_t cudaFree(void* pointer) {
     Block block = give(pointer);
     used[block.device] -= block.bytes;
     return cudaSuccess;
+}
+
+// As CUDA's driver, which orders nothing: what is unmapped too early is touched in vain.
+struct Location { int type, id; };
+struct Property { int type, handles; Location location; };
+struct Access { Location location; int flags; };
+int cuMemGetAllocationGranularity(size_t* out, const Property*, int) {
+    *out = granule;
+    return 0;
+}
+int cuMemAddressReserve(unsigned long long* out, size_t bytes, size_t, unsigned long long, unsigned long long) {
+    Lock lock(mutex);
+    if (!bytes || bytes % granule) return 1;
+    auto found = unreserved.find(bytes);
+    if (found != unreserved.end()) {
+        *out = (unsigned long long)found->second;
+        unreserved.erase(found);
+        return 0;
+    }
+    size_t begin = (reached + granule - 1) / granule * granule;
+    if (begin + bytes + PAGE > REGION_BYTES) return 2;
+    *out = (unsigned long long)(region + begin);
+    reached = begin + bytes + PAGE;
+    return 0;
+}
+int cuMemAddressFree(unsigned long long address, size_t bytes) {
+    Lock lock(mutex);
+    auto first = mapped.lower_bound((const char*)address);
+    if (first != mapped.end() && first->first < (const char*)address + bytes) die("freed addresses with memory behind them");
+    unreserved.emplace(bytes, (char*)address);
+    return 0;
+}
+int cuMemCreate(unsigned long long* out, size_t bytes, const Property* property, unsigned long long) {
+    Lock lock(mutex);
+    int device = property->location.id;
+    if (fails(MALLOC) || used[device] + bytes > total_bytes) return 2;
+    if (!bytes || bytes % granule) return 1;
+    used[device] += bytes;
+    if (used[device] > highest[device]) highest[device] = used[device];
+    handles[*out = ++last_handle] = {bytes, device};
+    return 0;
+}
+int cuMemRelease(unsigned long long number) {
+    Lock lock(mutex);
+    counters[FREE]++;
+    handles.at(number).released = true;
+    forget_handle(number);
+    return 0;
+}
+int cuMemMap(unsigned long long address, size_t bytes, size_t, unsigned long long number, unsigned long long) {
+    Lock lock(mutex);
+    Handle& handle = handles.at(number);
+    char* where = (char*)address;
+    auto after = mapped.lower_bound(where);
+    if (handle.mapped || handle.bytes != bytes || (after != mapped.end() && after->first < where + bytes)) return 1;
+    handle.mapped = where;
+    mapped[where] = number;
+    return 0;
+}
+int cuMemSetAccess(unsigned long long address, size_t bytes, const Access* access, size_t) {
+    Lock lock(mutex);
+    if (access->flags != 3 || mprotect((void*)address, bytes, PROT_READ | PROT_WRITE)) return 1;
+    if (!idle) memset((void*)address, 0xff, bytes);
+    blocks[(char*)address] = {(char*)address, bytes, access->location.id};
+    return 0;
+}
+int cuMemUnmap(unsigned long long address, size_t bytes) {
+    Lock lock(mutex);
+    const char* end = (const char*)address + bytes;
+    for (auto found = mapped.lower_bound((const char*)address); found != mapped.end() && found->first < end;) {
+        Handle& handle = handles.at(found->second);
+        if (found->first + handle.bytes > end) return 1;
+        Block block = {(char*)found->first, handle.bytes, handle.device};
+        forget(block);
+        madvise(block.address, block.bytes, MADV_DONTNEED);
+        mprotect(block.address, block.bytes, PROT_NONE);
+        blocks.erase(block.address);
+        handle.mapped = nullptr;
+        unsigned long long number = found->second;
+        found = mapped.erase(found);
+        forget_handle(number);
+    }
+    return 0;
 }
 cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
     Lock lock(mutex);

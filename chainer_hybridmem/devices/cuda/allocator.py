@@ -128,7 +128,10 @@ class Allocator:
         stream = gpu.compute()
         block = pool.find(nbytes, stream.ptr)
         # It fits by count, but what is free may lie in pieces.
-        while block is None and self._frees(nbytes):
+        wanted = 0
+        while block is None and self._frees(
+            wanted := min(max(2 * wanted, pool.lacking_bytes), nbytes)
+        ):
             block = pool.find(nbytes, stream.ptr)
         if block is None and self._gives_way(nbytes):
             block = pool.find(nbytes, stream.ptr)
@@ -156,16 +159,17 @@ class Allocator:
         if counter.used_bytes + nbytes > pool.limit_bytes:
             self._refuse(nbytes)
 
-    def _frees(self, nbytes: int) -> bool:
+    def _frees(self, missing_bytes: int) -> bool:
         """Whether asking for memory once more has freed any."""
         before = self._counter.used_bytes
-        return self._call_reclaim(nbytes) and self._counter.used_bytes < before
+        return self._call_reclaim(missing_bytes) and self._counter.used_bytes < before
 
     def _gives_way(self, nbytes: int) -> bool:
         """Whether the limit gives way to what fits by count and finds no place."""
         pool, limit_bytes = self._pool, self._pool.limit_bytes
         self.wanted_bytes = nbytes
-        self._call_reclaim(max(pool.excess_bytes(nbytes), round_up(1)))
+        pool.give_back()
+        self._call_reclaim(max(pool.excess_bytes(nbytes), pool.lacking_bytes))
         self.wanted_bytes = 0
         return pool.limit_bytes > limit_bytes
 
@@ -177,7 +181,7 @@ class Allocator:
                 self._reclaim(missing_bytes)
             except Exception as error:
                 self.reclaim_error = without_frames(error)
-        self._pool.give_back()
+        self._pool.note_reclaimed()
         return True
 
     def _refuse(self, nbytes: int) -> None:

@@ -1,19 +1,30 @@
-"""Where blocks of GPU memory come from: the arena, whole blocks, CuPy's pool."""
+"""Where blocks of GPU memory come from: the arena, and what lies beside it.
+
+Beside the arena, blocks are cut from slabs whose memory is mapped as it is needed
+(:mod:`.mapping`). Where the driver maps none, or a limit has too few granules, they are
+whole blocks of the driver's, and small ones pieces of CuPy's pool.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from chainer_hybridmem.devices import slab as native
 from chainer_hybridmem.devices.cuda.gpu import Gpu
+from chainer_hybridmem.devices.cuda.mapping import MappedMemory, Mapper, find_mapper
 from chainer_hybridmem.devices.offset_table import OffsetTable
 
 _WHOLE_BYTES = 1 << 20  # from this size on blocks are not split, or from
-WHOLE_SHARE = 256  # such a part of the limit on; small ones share pieces of the pool
+WHOLE_SHARE = 256  # such a part of the limit on; small ones share pieces of memory
+MOST_PIECES = 256  # of mapped memory, if small ones do not take it
+SPARE_GRANULES = 16  # at the ends of what lies beside an arena, and of the arena
+SPARE_ADDRESSES = 2  # times the memory; holes without memory take addresses, too
 
 
 class BlockPool:
@@ -25,9 +36,11 @@ class BlockPool:
 
     Attributes:
         limit_bytes (int): The limit.
-        whole_bytes (int): From this size on blocks are not split.
         enforces_limit (bool): Whether the limit holds, whatever it is.
-        arena (ArenaMemory or None): Where blocks with planned offsets lie.
+        whole_bytes (int): From this size on blocks do not lie among small ones.
+        arena (Arena or None): Where blocks with planned offsets lie.
+        maps (bool): Whether memory is mapped as it is needed.
+        spare_bytes (int): See :class:`.Offsets`.
         from_pool (int): Bytes served from memory held already, while watched.
         from_driver (int): Bytes asked of the driver, while watched.
     """
@@ -35,11 +48,7 @@ class BlockPool:
     def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
         self._gpu = gpu
         with gpu.current():
-            self._pool = gpu.cuda.MemoryPool()
-            # What outlives the session does not keep what is free.
-            weakref.finalize(self, self._pool.free_all_blocks).atexit = False
-            self._whole = WholeBlocks()
-            of_environment = self._pool.get_limit()  # 0: none
+            of_environment = gpu.cuda.MemoryPool().get_limit()  # 0: none
         self.limit_bytes = min(limit_bytes, of_environment or limit_bytes)
         self._most_bytes = of_environment or sys.maxsize
         self.whole_bytes = min(_WHOLE_BYTES, self.limit_bytes // WHOLE_SHARE)
@@ -48,13 +57,24 @@ class BlockPool:
         self.enforces_limit = True
         self._watching = 0
         self.arena: ArenaMemory | None = None
-        self._set_pool_limit()
+        mapper = find_mapper(gpu, self.limit_bytes)
+        self.maps = mapper is not None
+        self.spare_bytes = SPARE_GRANULES * mapper.granule_bytes if mapper else 0
+        self._source: Source = (
+            DriverBlocks(gpu, self)
+            if mapper is None
+            else MappedSlabs(gpu, self, mapper)
+        )
 
     @property
     def footprint_bytes(self) -> int:
         """GPU memory taken, whether in use or free."""
-        with self._gpu.current():
-            return int(self._pool.total_bytes()) + self._whole.total_bytes
+        return self._source.footprint_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What the limit leaves for blocks from here."""
+        return self.limit_bytes - self._elsewhere_bytes
 
     def raise_limit(self, nbytes: int) -> bool:
         """See :meth:`.Memory.raise_limit`; the driver must have so much."""
@@ -66,18 +86,15 @@ class BlockPool:
         if nbytes > free:
             return False
         self.limit_bytes += nbytes
-        self._set_pool_limit()
         return True
 
     def set_limit(self, limit_bytes: int) -> None:
         """Refuses what goes beyond this many bytes from now on."""
         self.limit_bytes = limit_bytes
-        self._set_pool_limit()
 
     def set_external_bytes(self, elsewhere_bytes: int) -> None:
         """So many bytes are in use that do not come from here."""
         self._elsewhere_bytes = elsewhere_bytes
-        self._set_pool_limit()
 
     def watch(self, watched: bool) -> None:
         """Begins or ends counting where blocks come from."""
@@ -93,29 +110,219 @@ class BlockPool:
         Returns:
             An object whose ``ptr`` is the address; None if there is none.
         """
-        arena = self.arena
-        if arena is not None and stream != arena.stream:
-            arena = None  # only there its memory is used again
-        held: Any = arena.place(nbytes) if arena is not None else None
-        if held is not None and not self._watching:
+        if self._watching:
+            asked = self._source.asked
+            held = self._find(nbytes, stream)
+            if held is not None and self._source.asked > asked:
+                self.from_driver += nbytes
+            elif held is not None:
+                self.from_pool += nbytes
             return held
-        whole = nbytes >= self.whole_bytes
-        if held is None and whole:
-            held = self._whole.take(nbytes, stream)
-        if held is None:
-            new = self.new_block(nbytes) if whole else self._pool_pointer(nbytes)
-            if new is not None or arena is None:
-                return new
-            held = arena.cut(nbytes)
-        if held is not None and self._watching:
-            self.from_pool += nbytes
-        return held
+        return self._find(nbytes, stream)
 
-    def new_block(self, nbytes: int) -> Any:
-        """A block of its own from the driver, or None if there is no memory."""
-        if self.excess_bytes(nbytes) > 0:
+    def _find(self, nbytes: int, stream: int) -> Any:
+        arena = self.arena
+        if arena is None or stream != arena.stream:  # only there it is used again
+            return self._source.take(nbytes, stream)
+        held = arena.place(nbytes)
+        if held is None:
+            held = self._source.take(nbytes, stream)
+        return arena.cut(nbytes) if held is None else held
+
+    def make_arena(self, nbytes: int) -> ArenaMemory | None:
+        """Memory for an arena, or addresses for it; None if there is none."""
+        return self._source.make_arena(nbytes, self._gpu.compute().ptr)
+
+    def excess_bytes(self, nbytes: int) -> int:
+        """Bytes by which another block of this size would exceed the limit."""
+        return self.footprint_bytes + nbytes - self.room_bytes
+
+    @property
+    def lacking_bytes(self) -> int:
+        """Of memory, for the block that could not be had last."""
+        return self._source.lacking_bytes
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether the limit leaves so much more, or does not hold."""
+        return not self.enforces_limit or self.excess_bytes(nbytes) <= 0
+
+    def empty_pointer(self) -> Any:
+        """Makes a pointer to an allocation of no bytes."""
+        return self._gpu.cuda.MemoryPointer(self._gpu.cuda.Memory(0), 0)
+
+    def give_back(self) -> None:
+        """Gives the driver what is held and not in use."""
+        with self._gpu.current():
+            self._source.give_back()
+
+    def note_reclaimed(self) -> None:
+        """Blocks have left, so that others fit."""
+        if not self.maps:  # else memory is unmapped for those, as much as they lack
             self.give_back()
-        if self.enforces_limit and self.excess_bytes(nbytes) > 0:
+
+
+class Source(Protocol):
+    """Where blocks come from that have no planned offset.
+
+    Attributes:
+        asked (int): How often the driver was asked for memory.
+        lacking_bytes (int): Of memory, for the block that could not be had last.
+    """
+
+    asked: int
+    lacking_bytes: int
+
+    @property
+    def footprint_bytes(self) -> int:
+        """GPU memory taken, that of arenas too."""
+        ...
+
+    def take(self, nbytes: int, stream: int) -> Any:
+        """A block for a stream, or None."""
+        ...
+
+    def make_arena(self, nbytes: int, stream: int) -> ArenaMemory | None:
+        """Memory for an arena, or None."""
+        ...
+
+    def give_back(self) -> None:
+        """Gives the driver what is not in use."""
+        ...
+
+
+AnySlab = TypeVar('AnySlab', bound='Slab')
+
+
+# -- mapped memory ------------------------------------------------------------
+class MappedSlabs:
+    """Slabs whose memory is mapped as it is needed; see :class:`Source`.
+
+    Each stream has its own, for only there what was issued before is over before what
+    is issued next. Small blocks have one apart: among large ones they would keep the
+    memory around them.
+
+    Args:
+        gpu: Whose memory it is.
+        pool: Which has the limit.
+        mapper: Maps it.
+    """
+
+    def __init__(self, gpu: Gpu, pool: BlockPool, mapper: Mapper) -> None:
+        self._pool = weakref.proxy(pool)
+        self._gpu = gpu
+        self._mapper = mapper
+        self._whole_bytes = pool.whole_bytes
+        with gpu.current():
+            _, total_bytes = gpu.runtime.memGetInfo()
+        self._most_bytes = min(pool.limit_bytes, total_bytes)
+        self.footprint_bytes = 0
+        self.asked = self.lacking_bytes = 0
+        self._slabs: dict[tuple[bool, int], Slab] = {}  # those that blocks are cut from
+        self._all: weakref.WeakSet[Slab] = weakref.WeakSet()
+
+    def take(self, nbytes: int, stream: int) -> SlabBlock | None:
+        key = nbytes < self._whole_bytes, stream
+        slab = self._slabs.get(key)
+        if slab is None or slab.is_crowded:
+            slab = self._slabs[key] = self._make(Slab, 0, key)
+        address = slab.find(nbytes)
+        if not address:
+            slab = self._slabs[key] = self._make(Slab, nbytes, key)
+            address = slab.find(nbytes)
+        return slab.hold(address, nbytes)
+
+    def make_arena(self, nbytes: int, stream: int) -> ArenaMemory:
+        return self._make(ArenaMemory, nbytes, (False, stream))
+
+    def _make(
+        self, kind: type[AnySlab], least_bytes: int, key: tuple[bool, int]
+    ) -> AnySlab:
+        small, stream = key
+        granule = self._mapper.granule_bytes
+        nbytes = max(SPARE_ADDRESSES * self._most_bytes, least_bytes)
+        nbytes = -(-nbytes // granule) * granule
+        # A large piece is one call, and goes when all of it is free.
+        piece_bytes = granule if small else self._most_bytes // MOST_PIECES
+        memory = MappedMemory(
+            self._mapper, nbytes, piece_bytes, self._find_room, self._count
+        )
+        slab = kind(memory, nbytes, stream)
+        self._all.add(slab)
+        return slab
+
+    def _count(self, nbytes: int) -> None:
+        self.footprint_bytes += nbytes
+        self.asked += nbytes > 0
+
+    def _find_room(self, nbytes: int) -> int:
+        """Bytes that lack for so many more, once what is free has been unmapped."""
+        if not self._pool.has_room(nbytes):
+            self._unmap(self._pool.excess_bytes(nbytes))
+        if self._pool.has_room(nbytes):
+            return 0
+        self.lacking_bytes = self._pool.excess_bytes(nbytes)
+        return self.lacking_bytes
+
+    def give_back(self) -> None:
+        self._unmap(sys.maxsize)
+
+    def _unmap(self, wanted_bytes: int) -> None:
+        """Unmaps so much of what is free, if there is; the arena's last."""
+        waited = False
+        arena = self._pool.arena
+        for slab in sorted(self._all, key=lambda one: one is arena):
+            for piece in slab.free_pieces():
+                if wanted_bytes <= 0:
+                    return
+                if not waited:
+                    self._gpu.synchronize()
+                    waited = True
+                if slab.unmap(*piece):
+                    wanted_bytes -= piece[1]
+
+
+# -- whole blocks -------------------------------------------------------------
+class DriverBlocks:
+    """Whole blocks of the driver's, and CuPy's pool for small ones.
+
+    See :class:`Source`.
+
+    Args:
+        gpu: Whose memory it is.
+        pool: Which has the limit.
+    """
+
+    def __init__(self, gpu: Gpu, pool: BlockPool) -> None:
+        self._gpu = gpu
+        self._limits = weakref.proxy(pool)
+        self._whole_bytes = pool.whole_bytes
+        with gpu.current():
+            self._pool = gpu.cuda.MemoryPool()
+            # What outlives the session does not keep what is free.
+            weakref.finalize(self, self._pool.free_all_blocks).atexit = False
+        self._whole = WholeBlocks()
+        self.asked = self.lacking_bytes = 0
+
+    @property
+    def footprint_bytes(self) -> int:
+        with self._gpu.current():
+            return int(self._pool.total_bytes()) + self._whole.total_bytes
+
+    def take(self, nbytes: int, stream: int) -> Any:
+        self.lacking_bytes = nbytes
+        if nbytes < self._whole_bytes:
+            return self._pool_pointer(nbytes)
+        return self._whole.take(nbytes, stream) or self._new_block(nbytes)
+
+    def make_arena(self, nbytes: int, stream: int) -> ArenaMemory | None:
+        block = self._new_block(nbytes)
+        return None if block is None else ArenaMemory(block, nbytes, stream)
+
+    def _new_block(self, nbytes: int) -> Block | None:
+        """A block of its own from the driver, or None if there is no memory."""
+        if self._limits.excess_bytes(nbytes) > 0:
+            self.give_back()
+        if not self._limits.has_room(nbytes):
             return None
         try:
             with self._gpu.current():
@@ -125,60 +332,34 @@ class BlockPool:
             self._gpu.cuda.memory.OutOfMemoryError,
         ):
             return None
-        if self._watching:
-            self.from_driver += nbytes
-        block = self._whole.add(memory, nbytes, self._gpu.compute().ptr)
-        self._set_pool_limit()
-        return block
-
-    def excess_bytes(self, nbytes: int) -> int:
-        """Bytes by which another block of this size would exceed the limit."""
-        limit = self.limit_bytes - self._elsewhere_bytes
-        return self.footprint_bytes + nbytes - limit
-
-    def empty_pointer(self) -> Any:
-        """Makes a pointer to an allocation of no bytes."""
-        return self._pool.malloc(0)
+        self.asked += 1
+        return self._whole.add(memory, nbytes, self._gpu.compute().ptr)
 
     def give_back(self) -> None:
-        """Gives the driver what is held and not in use."""
         with self._gpu.current():
             self._pool.free_all_blocks()
             self._whole.free_all()
-            self._set_pool_limit()
 
     def _pool_pointer(self, nbytes: int) -> Any:
         """Memory of the pool, or None if the pool cannot give it."""
-        before = self._pool.total_bytes() if self._watching else 0
+        before = self._pool.total_bytes()
         pointer = self._ask_pool(nbytes)
         if pointer is None and self._whole.total_bytes:
             self.give_back()
             pointer = self._ask_pool(nbytes)
-        if pointer is None:
-            return None
-        if self._watching:
-            # What it held may have shrunk meanwhile: it gives back before it asks.
-            if self._pool.total_bytes() > before:
-                self.from_driver += nbytes
-            else:
-                self.from_pool += nbytes
+        # What it held may have shrunk meanwhile: it gives back before it asks.
+        self.asked += self._pool.total_bytes() > before
         return pointer
 
     def _ask_pool(self, nbytes: int) -> Any:
+        left = self._limits.room_bytes - self._whole.total_bytes
+        self._pool.set_limit(max(left, 1) if self._limits.enforces_limit else 0)
         try:
             return self._pool.malloc(nbytes)
         except self._gpu.cuda.memory.OutOfMemoryError:
             return None
 
-    def _set_pool_limit(self) -> None:
-        """Leaves the pool what nothing else takes; 0 is no limit."""
-        others = self._elsewhere_bytes + self._whole.total_bytes
-        left = max(self.limit_bytes - others, 1) if self.enforces_limit else 0
-        with self._gpu.current():
-            self._pool.set_limit(size=left)
 
-
-# -- whole blocks -------------------------------------------------------------
 class WholeBlocks:
     """Free blocks by their size and stream, which are never split.
 
@@ -245,71 +426,134 @@ class Block:
             self._blocks.give(self._memory, self._nbytes, self._stream)
 
 
-# -- the arena ----------------------------------------------------------------
-class ArenaMemory:
-    """One piece of memory with offsets for the blocks of an iteration.
+# -- slabs --------------------------------------------------------------------
+class Backing(Protocol):
+    """Addresses of a slab, and GPU memory behind them.
 
-    Native code cuts it, which never looks at it.
+    Attributes:
+        ptr (int): The first address.
+    """
+
+    ptr: int
+
+
+class Slab:
+    """Addresses from which blocks are cut, in native code that never looks there.
 
     Args:
-        pointer: Owns the memory; its ``ptr`` is the first address.
-        nbytes: Its size.
+        memory: Owns the memory; its ``ptr`` is the first address. It may be mapped.
+        nbytes: Addresses.
         stream: Address of the stream on which its parts are used again.
 
     Attributes:
-        nbytes (int): Its size.
+        nbytes (int): As given.
         stream (int): As given.
-        table (OffsetTable): What is expected to lie where.
     """
 
-    def __init__(self, pointer: Any, nbytes: int, stream: int = 0) -> None:
+    def __init__(self, memory: Backing, nbytes: int, stream: int = 0) -> None:
         self.nbytes = nbytes
         self.stream = stream
-        self._pointer = pointer
+        self._memory = memory
+        self._mapped = memory if isinstance(memory, MappedMemory) else None
         fields = ctypes.c_int64 * ((native.SLAB_BYTES + native.TABLE_BYTES) // 8)
         self._words = fields()
         self._slab = ctypes.addressof(self._words)
         self._holes = (ctypes.c_int64 * (native.HOLE_BYTES // 8 * native.MOST_HOLES))()
         self._words[native.HOLES // 8] = ctypes.addressof(self._holes)
-        native.begin(self._slab, pointer.ptr, nbytes)
-        self.table = OffsetTable(self._slab + native.SLAB_BYTES)
-
-    def place(self, nbytes: int) -> ArenaBlock | None:
-        """The planned space of the next malloc, if it has some that is free."""
-        if not self.table.sought:
-            return None
-        address = native.place(self.table.address, self._slab, nbytes)
-        return ArenaBlock(self, address) if address else None
+        native.begin(self._slab, memory.ptr, nbytes)
 
     @property
-    def extent(self) -> int:
-        """Bytes of the block that was cut last."""
-        return self._words[native.EXTENT // 8]
+    def is_crowded(self) -> bool:
+        """Whether there are so many holes that the next ones may be lost."""
+        return self._words[native.HOLE_COUNT // 8] > native.MOST_HOLES // 2
 
-    def cut(self, nbytes: int) -> ArenaBlock | None:
-        """Space in a hole, for what has no planned offset."""
-        address = native.cut(self._slab, nbytes)
-        return ArenaBlock(self, address) if address else None
+    def find(self, nbytes: int) -> int:
+        """Takes space in a hole, or above all blocks, for :meth:`hold`; 0: none."""
+        return native.cut_units(self._slab, nbytes)
+
+    def hold(self, found: int, nbytes: int) -> SlabBlock | None:
+        """The block that has been found, if there is memory behind it."""
+        units = found % native.UNIT_BYTES
+        address, extent = found - units, nbytes + units * native.UNIT_BYTES
+        if self._mapped is None or self._mapped.cover(address, extent):
+            return SlabBlock(self, address, extent)
+        native.join(self._slab, address, extent)
+        return None
+
+    def cut(self, nbytes: int) -> SlabBlock | None:
+        """A block with no planned place; None if there are no addresses or memory."""
+        found = self.find(nbytes)
+        return self.hold(found, nbytes) if found else None
 
     def join(self, address: int, extent: int) -> None:
         """Makes the space of a block free."""
         native.join(self._slab, address, extent)
 
+    # -- memory that is mapped ------------------------------------------------
+    def free_pieces(self) -> Iterator[tuple[int, int]]:
+        """Address and bytes of what is mapped and in no block, the highest first."""
+        if self._mapped is None:
+            return
+        words = self._words
+        holes = np.array(self._holes[: 3 * words[native.HOLE_COUNT // 8]], np.int64)
+        starts, nbytes = holes[0::3], holes[1::3]
+        top = words[native.BASE // 8] + words[native.TOP // 8]
+        starts = np.append(starts, top)
+        ends = np.append(starts[:-1] + nbytes, self._memory.ptr + self.nbytes)
+        yield from self._mapped.pieces_inside(starts, ends)
 
-class ArenaBlock:
-    """A block of an arena; given back when it dies.
+    def take_refused(self) -> int:
+        """Most bytes that memory has lacked since this was last asked."""
+        return 0 if self._mapped is None else self._mapped.take_refused()
+
+    def unmap(self, address: int, nbytes: int) -> bool:
+        """Unmaps a piece unless something lies there by now; whether it has."""
+        if self._mapped is None or not native.cut_at(self._slab, address, nbytes):
+            return False
+        self._mapped.unmap(address, nbytes)
+        native.join(self._slab, address, nbytes)
+        native.lose_pages(self._slab, address, nbytes)
+        return True
+
+
+class SlabBlock:
+    """A block of a slab; given back when it dies.
 
     Attributes:
         ptr (int): Its address.
     """
 
-    __slots__ = ('_arena', '_extent', 'ptr')
+    __slots__ = ('_extent', '_slab', 'ptr')
 
-    def __init__(self, arena: ArenaMemory, address: int) -> None:
-        self._arena = arena  # which keeps the memory
+    def __init__(self, slab: Slab, address: int, extent: int) -> None:
+        self._slab = slab  # which keeps the memory
         self.ptr = address
-        self._extent = arena.extent
+        self._extent = extent
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
-            self._arena.join(self.ptr, self._extent)
+            self._slab.join(self.ptr, self._extent)
+
+
+class ArenaMemory(Slab):
+    """A slab with offsets for the blocks of an iteration; arguments as there.
+
+    Attributes:
+        table (OffsetTable): What is expected to lie where.
+    """
+
+    def __init__(self, memory: Backing, nbytes: int, stream: int = 0) -> None:
+        super().__init__(memory, nbytes, stream)
+        self.table = OffsetTable(self._slab + native.SLAB_BYTES)
+
+    def place(self, nbytes: int) -> SlabBlock | None:
+        """The planned space of the next malloc, if it has some that is free."""
+        if not self.table.sought:
+            return None
+        address = native.place(self.table.address, self._slab, nbytes)
+        if not address:
+            return None
+        held = self.hold(address, nbytes)
+        if held is None:
+            self.table.lose_place()
+        return held

@@ -186,26 +186,31 @@ def _pointer_of(array: Array) -> Any:
 
 
 class CudaOffsets(Offsets):
-    """The arena is one block of the driver's.
+    """The arena is a slab of GPU memory, which is mapped as blocks are placed.
+
+    Where the driver maps none, it is one block, which there must be memory for at once.
 
     Args:
         gpu: Where it lies.
-        pool: Which gives that block, and whose other blocks lie beside it.
+        pool: Which gives it, and whose other blocks lie beside it.
     """
 
     alignment_bytes = UNIT_BYTES
-    moves_in = False
+    needed = True
 
     def __init__(self, gpu: Gpu, pool: BlockPool) -> None:
         self._gpu = gpu
         self._pool = pool
         self._counted = PlaceFigures(0, 0, 0)  # in arenas that are gone
         self._missing_bytes = 0
+        self._settled = False  # whether nothing that has a place lay elsewhere
+        self.moves_in = pool.maps
+        self.spare_bytes = pool.spare_bytes
 
     def block_bytes(self, nbytes: int) -> int:
         return round_up(nbytes)
 
-    def follow(self, arena: Arena) -> bool:
+    def follow(self, arena: Arena, moves_in: bool = True) -> bool:
         """See :meth:`.Offsets.follow`; a larger arena replaces a smaller one."""
         memory = self._pool.arena
         if memory is None or memory.nbytes < arena.slab_bytes:
@@ -213,7 +218,10 @@ class CudaOffsets(Offsets):
         if memory is None:
             return False
         memory.table.expect(arena)
-        return True
+        refused_bytes = memory.take_refused()  # of the iteration before
+        self._missing_bytes = refused_bytes if self._settled else 0
+        self._settled = not moves_in and not self._missing_bytes
+        return not self._missing_bytes
 
     def _replace(self, smaller: ArenaMemory | None, nbytes: int) -> ArenaMemory | None:
         """Memory for an arena; None if there is none beside what blocks need."""
@@ -221,16 +229,15 @@ class CudaOffsets(Offsets):
         del smaller
         counted = self._counted
         self.release()
-        block = self._pool.new_block(nbytes)
-        if block is None:
+        memory = self._pool.make_arena(nbytes)
+        if memory is None:
             self._missing_bytes = max(0, self._pool.excess_bytes(nbytes))
             # Where blocks keep it alive, the rest of it is still to be used.
-            kept = former() if former is not None else None
-            if kept is not None:
-                self._pool.arena = kept
+            memory = former() if former is not None else None
+            if memory is not None:
                 self._counted = counted
+            self._pool.arena = memory
             return None
-        memory = ArenaMemory(block, nbytes, self._gpu.compute().ptr)
         self._pool.arena = memory
         return memory
 

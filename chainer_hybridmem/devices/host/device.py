@@ -285,6 +285,7 @@ class HostOffsets(Offsets):
     """
 
     alignment_bytes = counter_words.ALIGNMENT
+    needed = False  # pages follow the load
     moves_in = True  # it takes addresses first, and memory as it is touched
 
     def __init__(self, memory: HostMemory) -> None:
@@ -297,7 +298,7 @@ class HostOffsets(Offsets):
     def block_bytes(self, nbytes: int) -> int:
         return counter_words.block_bytes(nbytes)
 
-    def follow(self, arena: Arena) -> bool:
+    def follow(self, arena: Arena, moves_in: bool = True) -> bool:
         """See :meth:`.Offsets.follow`; the system may have refused the addresses."""
         counter = self._memory.counter
         if self._table.expect(arena):

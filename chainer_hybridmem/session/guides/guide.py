@@ -64,6 +64,9 @@ class PlanArena:
 
     Attributes:
         laid_out (Arena or None): Offsets for what the plan's iterations allocate.
+        draft (Arena or None): Those that the plan's trace tells, as long as there are
+            no others: without any, iterations would evict, and other allocations would
+            be logged.
         logs (list of IterationLog): Guided iterations in a row, as long as there is no
             arena.
         missing_bytes (int): What an arena has not found beside the pool's blocks.
@@ -75,6 +78,7 @@ class PlanArena:
         self.spare_bytes = spare_bytes
         self.refusal = ''
         self.laid_out: Arena | None = None
+        self.draft: Arena | None = None
         self.missing_bytes = 0
         self.logs: list[IterationLog] = []
 
@@ -86,8 +90,13 @@ class PlanArena:
     def lose_plan(self) -> None:
         """The plan changes, and its arena is no use any more."""
         self.logs.clear()
-        self.laid_out = None
+        self.laid_out = self.draft = None
         self.missing_bytes = 0
+
+    @property
+    def offsets(self) -> Arena | None:
+        """Those of the next iteration."""
+        return self.laid_out or self.draft
 
     # -- iterations -----------------------------------------------------------
     def note_log(self, log: IterationLog | None) -> None:
@@ -111,11 +120,11 @@ class PlanArena:
     # -- what becomes of it ---------------------------------------------------
     def lay_out(self, arena: Arena) -> None:
         """The next iterations allocate in this arena."""
-        self.laid_out = arena
+        self.laid_out, self.draft = arena, None
 
     def find_no_place(self, missing_bytes: int) -> None:
         """The device has no memory for the arena: the pool keeps too much of it."""
-        self.laid_out = None
+        self.laid_out = self.draft = None
         self.missing_bytes = missing_bytes
 
     def exceed(self, spare_bytes: int) -> None:
@@ -130,7 +139,7 @@ class PlanArena:
 
     def refuse(self, why: str) -> None:
         """There is no arena from now on, for this reason."""
-        self.laid_out = None
+        self.laid_out = self.draft = None
         self.reject(why)
 
     def reject(self, why: str) -> None:

@@ -230,6 +230,8 @@ class Learning:
         instruments, whole = self._instruments, iteration.following.whole
         followed, watch = guide.plan, instruments.stopwatch
         lateness, placing = instruments.lateness, instruments.placing
+        settled = placing and instruments.settled
+        at_offsets = placing and guide.arena.laid_out is not None
         log = instruments.take_log()
         if whole and guide.problem is not None and followed is not None:
             instruments.finish_trace(guide.problem.profile, followed)
@@ -238,7 +240,7 @@ class Learning:
         if not whole:
             return
         wants_arena = self._options.arena and guide.arena.wanted
-        guide.pace.note_iteration(at_offsets=placing or not wants_arena)
+        guide.pace.note_iteration(at_offsets=at_offsets or not wants_arena)
         planning = self._planning
         profile = None if guide.problem is None else guide.problem.profile
         if watch is not None and profile is not None and watch.has_seen(profile):
@@ -260,7 +262,9 @@ class Learning:
             self._time_stale_again(guide, followed, seconds)
         # What no plan has a place for does not count: maps of older graphs, and those
         # for later iterations.
-        if guide.foreign.end_iteration(self._executor.counters.planned_evictions > 0):
+        evicted = self._executor.counters.planned_evictions > 0
+        waits = wants_arena and self._device.offsets.needed and not settled
+        if not waits and guide.foreign.end_iteration(evicted):
             held_bytes, older_waits = iteration.foreign_bytes, iteration.older_waits
             outside_limit(planning.make_room, guide, held_bytes, older_waits)
         planning.node.close_iteration(guide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from chainer_hybridmem.pools.arena import Arena
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.guides.operation_key import OperationKey
@@ -57,6 +58,8 @@ class InstrumentSelector:
         self._history = history
         self._search = search
         self._detail = detail
+        self._placed: set[int] = set()  # arenas of the last iterations in a row
+        self._placed_last = -1  # number of the last one
 
     @property
     def waits_for_shortage(self) -> bool:
@@ -136,13 +139,25 @@ class InstrumentSelector:
 
     def _use_arena(self, guide: Guide, may_log: bool) -> None:
         """Allocations of this iteration get their offsets, or are logged."""
-        if guide.arena.laid_out is not None:
-            placed = self._instruments.place(guide.arena.laid_out)
+        arena, log = guide.arena.offsets, guide.wants_log and may_log
+        if arena is not None:
+            placed = self._instruments.place(arena, self._moves_in(arena))
             self._history.begin_placing()
             if not placed:
                 self._find_no_place(guide)
-        elif guide.wants_log and may_log:
+            log = log and self._instruments.settled
+        if log:
             self._instruments.log_allocations()
+
+    def _moves_in(self, arena: Arena) -> bool:
+        """Whether what the arena has places for may still lie elsewhere."""
+        number = self._history.iterations
+        if self._placed_last != number - 1:
+            self._placed.clear()
+        moves_in = id(arena) not in self._placed
+        self._placed.add(id(arena))
+        self._placed_last = number
+        return moves_in
 
     def _find_no_place(self, guide: Guide) -> None:
         """What the pool keeps is more than the layout has reckoned with."""

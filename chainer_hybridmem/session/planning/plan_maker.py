@@ -25,7 +25,8 @@ from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.simulation.fitting import fitted
 from chainer_hybridmem.units import format_bytes
 
-Place = Callable[[tuple[IterationLog, IterationLog]], Arena]
+Logs = tuple[IterationLog, IterationLog]
+Place = Callable[[Logs], Arena]
 MOST_SLOWDOWN = 0.05  # that an arena may cost where there is a choice; it saves faults
 
 
@@ -122,6 +123,7 @@ class PlanMaker:
         self._tell = runtime.tell
         self._pause = Deadline()
         self._deadline: Deadline | None = None
+        self._draft: tuple[Plan, Arena] | None = None  # the last one that fits
 
     def begin_pause(self) -> None:
         """The program waits from now on, for all that comes before its next step."""
@@ -132,8 +134,8 @@ class PlanMaker:
         if self._deadline is None:
             seconds = self._options.planner_options.get('time_budget')
             if seconds is None:
-                optional = self._device.offsets.moves_in
-                least = LEAST_SECONDS if optional else LEAST_SECONDS_NEEDED
+                needed = self._device.offsets.needed
+                least = LEAST_SECONDS_NEEDED if needed else LEAST_SECONDS
                 seconds = max(PLAIN_ITERATIONS * problem.in_core_seconds, least)
             self._deadline = self._pause.within(seconds)
         return self._deadline
@@ -173,15 +175,20 @@ class PlanMaker:
 
         if not self._wants_arena(guide):
             return defer_drops(problem, make_plan_for(room_bytes))
+        spare_bytes = self._spare_bytes(guide)
+        arenas: list[Arena] = []
+
+        def place(logs: Logs) -> Arena:
+            arenas.append(self.lay_out(logs, deadline, room_bytes - spare_bytes))
+            return arenas[-1]
+
         plan, fits = plan_with_arena(
             problem,
             make_plan_for,
-            lambda logs: self.lay_out(
-                logs, deadline, room_bytes - guide.arena.spare_bytes
-            ),
+            place,
             room_bytes,
-            guide.arena.spare_bytes,
-            optional=self._device.offsets.moves_in,
+            spare_bytes,
+            optional=not self._device.offsets.needed,
             deadline=deadline,
         )
         if not fits:
@@ -196,7 +203,13 @@ class PlanMaker:
         if plan.memory_limit_bytes < room_bytes:
             bound = lower_bound(problem, room_bytes).seconds
             plan = dataclasses.replace(plan, lower_bound_seconds=bound)
+        self._draft = (plan, arenas[-1]) if fits else None
         return self._leave_to_graph(guide, problem, plan)
+
+    def take_draft(self, plan: Plan) -> Arena | None:
+        """The arena that a plan's trace tells, if it was laid out and fits."""
+        draft, self._draft = self._draft, None
+        return draft[1] if draft is not None and draft[0] is plan else None
 
     def take(self, guide: Guide, problem: Problem, plan: Plan) -> Plan | None:
         """The plan that another rank has made, if it fits here; else None.
@@ -218,7 +231,7 @@ class PlanMaker:
             return None
         if self.arena_fits(guide, problem, plan):
             return plan
-        if not self._device.offsets.moves_in:  # without one the limit may not hold
+        if self._device.offsets.needed:  # without one the limit may not hold
             return None
         guide.arena.reject(OTHERS_PLAN)
         return plan
@@ -242,6 +255,10 @@ class PlanMaker:
         """What the limit leaves for a guide's plans."""
         return self._options.limit_bytes - guide.foreign.nbytes
 
+    def _spare_bytes(self, guide: Guide) -> int:
+        """What plans leave of it, so that their arena has memory."""
+        return guide.arena.spare_bytes + self._device.offsets.spare_bytes
+
     def _wants_arena(self, guide: Guide) -> bool:
         return self._options.arena and guide.arena.wanted
 
@@ -249,14 +266,17 @@ class PlanMaker:
         """Whether a plan needs no arena, or one that fits as far as its trace tells."""
         if not self._wants_arena(guide):
             return True
-        room_bytes = self.room_bytes(guide) - guide.arena.spare_bytes
+        room_bytes = self.room_bytes(guide) - self._spare_bytes(guide)
         logs = logs_of(planned_trace(problem.profile, plan))
         arena = self.lay_out(logs, self.find_deadline(problem), room_bytes)
-        return arena.footprint_bytes <= room_bytes
+        if arena.footprint_bytes > room_bytes:
+            return False
+        self._draft = plan, arena
+        return True
 
     def lay_out(
         self,
-        logs: tuple[IterationLog, IterationLog],
+        logs: Logs,
         deadline: Deadline,
         enough_bytes: int = 0,
     ) -> Arena:

@@ -503,9 +503,12 @@ class Planning:
         self._executor.settle()
         if guide.problem is not problem:
             self.search.forget(guide.problem)
-        had_arena = guide.arena.laid_out is not None
+        had_arena = guide.arena.offsets is not None
         guide.follow(problem, plan)
-        if had_arena and guide.arena.laid_out is None:
+        draft = self.maker.take_draft(plan)
+        if self._device.offsets.needed and guide.arena.laid_out is None:
+            guide.arena.draft = draft
+        if had_arena and guide.arena.offsets is None:
             # Its last iteration is over: what it keeps is outside of it.
             self._device.offsets.release()
         self.reserve(guide)

@@ -34,6 +34,7 @@ class Instruments:
         lateness (Lateness or None): Finds swap-ins that come late.
         log (AllocationLog or None): Logs allocations for an arena.
         placing (bool): Whether allocations have planned offsets.
+        settled (bool): Whether those of the iteration before had them, too.
         active (bool): Whether one of the first three is in use.
         trace_requested (bool): Whether the next guided iteration is to be traced.
         timeline (Measured or None): Of the iteration traced last.
@@ -50,7 +51,7 @@ class Instruments:
         self.tracer: Tracer | None = None
         self.lateness: Lateness | None = None
         self.log: AllocationLog | None = None
-        self.placing = self.active = False
+        self.placing = self.settled = self.active = False
         self.trace_requested = False
         self.timeline: Measured | None = None
         self._verifier: Verifier | None = None
@@ -93,7 +94,7 @@ class Instruments:
         """What is allocated from here on belongs to operation k."""
         if self.placing:
             self._device.offsets.seek(k)
-        elif self.log is not None:
+        if self.log is not None:
             self.log.start_operation()
 
     # -- which ones -----------------------------------------------------------
@@ -132,9 +133,15 @@ class Instruments:
         """Logs what the iteration allocates."""
         self.log = AllocationLog(self._device)
 
-    def place(self, arena: Arena) -> bool:
-        """Gives allocations their offsets; False if the arena finds no memory."""
-        self.placing = self._device.offsets.follow(arena)
+    def place(self, arena: Arena, moves_in: bool) -> bool:
+        """Gives allocations their offsets; False if the arena finds no memory.
+
+        Args:
+            arena: Says where.
+            moves_in: Whether those of the iteration before lie elsewhere.
+        """
+        self.placing = self._device.offsets.follow(arena, moves_in)
+        self.settled = self.placing and not moves_in
         return self.placing
 
     def verify(self) -> bool:
