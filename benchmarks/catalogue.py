@@ -270,7 +270,7 @@ BENCHMARKS = (
     Benchmark(
         'gpu.methods_on_gpu',
         'planners at a limit, measured and predicted',
-        ('gpu_methods.json', 'gpu_tf32.json', 'gpu_large.json'),
+        ('gpu_methods.json', 'gpu_large.json'),
         GPU,
     ),
     Benchmark(

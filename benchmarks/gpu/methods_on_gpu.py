@@ -4,11 +4,10 @@ Plain Chainer comes first, without a limit, as the card has enough memory; then 
 same batch under the limit. Each row is saved as it is measured.
 
     python -m benchmarks run gpu.methods_on_gpu --memory-limit 16GiB
-    CUPY_TF32=1 python -m benchmarks run gpu.methods_on_gpu --result gpu_tf32
     python -m benchmarks run gpu.methods_on_gpu --arch resnet50:640 --result gpu_large
 
-The second one multiplies matrices on tensor cores: the same copies beside faster
-arithmetic. The third one is the largest case of Ito et al.
+The second one is the largest case of Ito et al. Rows of networks and planners that are
+left out stay as an earlier run has saved them.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     start, failures = time.time(), []
     limit = parse_bytes(options.memory_limit)
-    tf32 = os.environ.get('CUPY_TF32') == '1'
-    result = saving.Rows(options.result, limit_bytes=limit, tf32=tf32, failures=[])
+    result = saving.Rows(options.result, limit_bytes=limit, failures=[])
+    if os.path.exists(saving.path(options.result, 'json')):
+        result.keep_earlier()
     for named in options.arch:
         arch, _, batch = named.partition(':')
         batchsize = max(1, int(int(batch or BATCHES[arch]) * options.scale))
-        before = len(result.rows)
+        found: list[dict[str, Any]] = []
         try:
-            measure(result, arch, batchsize, limit, options)
+            measure(result, found, arch, batchsize, limit, options)
         except Exception as error:
             # One network must not cost the others their time on a GPU.
             failures.append(
                 {'arch': arch, 'why': repr(error), 'traceback': traceback.format_exc()}
             )
             traceback.print_exc()
-        found = result.rows[before:]
         if found:
             print(methods.show(found, found[0]['iteration_seconds']), flush=True)
         result.tell(failures=failures, seconds=time.time() - start)
@@ -65,20 +64,23 @@ def main(options: argparse.Namespace) -> int:
 
 def measure(
     result: saving.Rows,
+    found: list[dict[str, Any]],
     arch: str,
     batchsize: int,
     limit: int,
     options: argparse.Namespace,
 ) -> None:
-    """The rows of one network."""
+    """The rows of one network, which are ``found``."""
     first = methods.plain(arch, batchsize, methods.FIRST)
-    result.add(first)
+    found.append(first)
+    result.put(first, 'arch', 'batchsize', 'planner')
 
     def keep(row: dict[str, Any]) -> None:
         """Saves it; its session's first losses are compared with plain Chainer's."""
         if 'losses' in row:
             row['same_losses'] = row['losses'] == first['losses'][: methods.FIRST]
-        result.add(row)
+        found.append(row)
+        result.put(row, 'arch', 'batchsize', 'planner')
         print(methods.show([row], first['iteration_seconds']), flush=True)
 
     methods.out_of_core(

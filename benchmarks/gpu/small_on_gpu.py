@@ -1,8 +1,8 @@
 """What a session costs a program of small functions on an NVIDIA GPU.
 
-The language model of Chainer's example ``ptb`` in its own size: two layers of LSTM,
-20 sequences, backpropagation through 35 words. Its kernels are so small that Python
-sets the pace, which is where bookkeeping shows. Plain Chainer, a session in which all
+The language model of Chainer's example ``ptb`` with 1,500 units: two layers of LSTM,
+backpropagation through 35 words. Its kernels are so small that Python sets the pace,
+which is where bookkeeping shows. Plain Chainer, a session in which all
 fits and one with a part of what the plan can move train in turns; seconds are those of
 blocks of iterations that wait for the GPU at their end only, *issuing* is the time
 before that wait.
@@ -16,6 +16,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import chainer_hybridmem as hybridmem
@@ -28,9 +29,9 @@ import numpy as np
 
 from benchmarks import common, saving
 
-VOCABULARY, UNITS, SEQUENCES, WORDS = 10_000, 650, 20, 35
-BLOCK = 8  # iterations
-BLOCKS = 3
+VOCABULARY, UNITS, SEQUENCES, WORDS = 10_000, 1_500, 128, 35
+BLOCK = 6  # iterations
+BLOCKS = 2
 LONGEST = 40  # iterations until a plan has settled
 ROOMY = 1 << 40
 
@@ -130,19 +131,32 @@ def main(options: argparse.Namespace) -> int:
     fixed = sum(2 * parameter.array.nbytes for parameter in training.model.params())
     del training
     peak = session(ROOMY)[1]['peak_bytes']
-    limits = {'plain': None, 'all fits': ROOMY}
+    limits: dict[str, int | None] = {'plain': None, 'all fits': ROOMY}
     limits['under the limit'] = fixed + int(options.part * (peak - fixed))
+    result = saving.Rows('gpu_small', units=UNITS, words=WORDS, sequences=SEQUENCES)
     blocks: dict[str, list[tuple[float, float]]] = {way: [] for way in limits}
     figures: dict[str, dict[str, Any]] = {}
     for _ in range(options.rounds):
         for way, limit in limits.items():
             found, figures[way] = plain() if limit is None else session(limit)
             blocks[way] += found
-    result = saving.Rows('gpu_small', units=UNITS, words=WORDS, sequences=SEQUENCES)
+        result.rows = list(rows(limits, blocks, figures))
+        result.tell(rounds=options.rounds)  # what half a run has left
+    for row in result.rows:
+        print(row, flush=True)
+    return 0
+
+
+def rows(
+    limits: dict[str, int | None],
+    blocks: dict[str, list[tuple[float, float]]],
+    figures: dict[str, dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """What has been measured so far, a row for each way."""
     base = statistics.median(seconds for seconds, _ in blocks['plain'])
     for way, limit in limits.items():
         seconds = statistics.median(seconds for seconds, _ in blocks[way])
-        row = {
+        yield {
             'way': way,
             'limit_bytes': limit,
             'iteration_seconds': seconds,
@@ -151,6 +165,3 @@ def main(options: argparse.Namespace) -> int:
             'all_seconds': [seconds for seconds, _ in blocks[way]],
             **figures[way],
         }
-        result.add(row)
-        print(row, flush=True)
-    return 0

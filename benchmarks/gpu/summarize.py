@@ -133,6 +133,7 @@ def methods(body: Row) -> str:
         'evictions': lambda r: r['evictions'],
         'unplaced': lambda r: r['unplaced'],
         'first losses the same': lambda r: r['same_losses'],
+        'commit': lambda r: r['commit'],
         'why not': lambda r: r['why'],
     }
     return table(rows, columns)
@@ -249,7 +250,6 @@ PARTS = {
     'gpu_arena': ('The arena, as the driver sees it', arena),
     'gpu_torch': ('PyTorch in the same memory', rivals),
     'gpu_tests': ('Tests', tests),
-    'gpu_tf32': ('Speeds under the limit, matrices on tensor cores', methods),
     'gpu_large': ('The largest batch', methods),
 }
 

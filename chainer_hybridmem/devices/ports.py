@@ -298,6 +298,8 @@ class Offsets(abc.ABC):
         moves_in (bool): Whether an arena may take over what lies elsewhere when its
             first iteration begins; else there is no memory for both.
         needed (bool): Whether the limit may not hold without an arena.
+        drafts (bool): Whether an arena that a plan's trace tells, which is not exact,
+            is better than none.
         spare_bytes (int): What a plan must leave of the limit, because memory comes in
             larger units than blocks.
     """
@@ -305,6 +307,7 @@ class Offsets(abc.ABC):
     alignment_bytes: int
     moves_in: bool
     needed: bool
+    drafts: bool = False
     spare_bytes: int = 0
 
     @abc.abstractmethod

@@ -78,7 +78,7 @@ static std::map<unsigned long long, Handle> handles;
 static std::map<const char*, unsigned long long> mapped;  // handles, by address
 static unsigned long long last_handle = 0;
 static std::multimap<size_t, char*> unreserved;  // freed addresses, by size
-static const size_t granule = getenv("EMU_GRANULE") ? atol(getenv("EMU_GRANULE")) : 16 * PAGE;
+static const size_t granule = getenv("EMU_GRANULE") ? atol(getenv("EMU_GRANULE")) : PAGE;
 
 static void forget_handle(unsigned long long number) {
     auto found = handles.find(number);

@@ -141,7 +141,9 @@ static int check(Comm* comm, const void* pointer, size_t bytes, const char* name
     const Block* block = block_of(pointer);
     if (!block) return refuse(std::string(name) + " is not memory of a device (of the host, or freed?)");
     if (block->device >= 0 && block->device != comm->device) return refuse(std::string(name) + " is on another device");
-    if ((const char*)pointer + bytes > block->address + block->bytes)
+    const char* end = (const char*)pointer + bytes;
+    while (block && end > block->address + block->bytes) block = block_of(block->address + block->bytes);
+    if (!block)
         return refuse(std::string(name) + " has fewer bytes than " + std::to_string(bytes));
     return OK;
 }

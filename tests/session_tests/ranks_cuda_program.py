@@ -31,8 +31,8 @@ from support import networks
 
 from tests.cuda_emulator import control
 
-ITERATIONS = 8
-LONGER = 12  # double buffering holds more from the second iteration on: planned twice
+ITERATIONS = 9
+LONGER = 13  # double buffering holds more from the second iteration on: planned twice
 RECORDED = 6  # with double buffering, states come two iterations later than elsewhere
 BATCH = 8
 WAYS = {

@@ -104,7 +104,10 @@ def test_the_memory_of_an_arena_goes_with_its_plan(in_core, peak):
                 assert session.device.memory.footprint_bytes <= limit
             assert rows[-1]['placed'] > 50
     assert [row['evictions'] for row in rows[many:]] == [0] * 2 * many
-    assert all(row['placed'] >= 0 == row['unplaced'] for row in rows)
+    for last in (many, 2 * many, 3 * many):
+        # Before, what the iteration before has left may lie where a place is to be.
+        assert all(row['placed'] > 50 for row in rows[last - 5 : last])
+        assert not any(row['unplaced'] for row in rows[last - 5 : last])
 
 
 def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkeypatch):

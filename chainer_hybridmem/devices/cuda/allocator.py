@@ -133,6 +133,9 @@ class Allocator:
             wanted := min(max(2 * wanted, pool.lacking_bytes), nbytes)
         ):
             block = pool.find(nbytes, stream.ptr)
+        if block is None:
+            pool.give_back()
+            block = pool.find(nbytes, stream.ptr)
         if block is None and self._gives_way(nbytes):
             block = pool.find(nbytes, stream.ptr)
         if block is None:
@@ -168,8 +171,7 @@ class Allocator:
         """Whether the limit gives way to what fits by count and finds no place."""
         pool, limit_bytes = self._pool, self._pool.limit_bytes
         self.wanted_bytes = nbytes
-        pool.give_back()
-        self._call_reclaim(max(pool.excess_bytes(nbytes), pool.lacking_bytes))
+        self._call_reclaim(pool.missing_bytes(nbytes))
         self.wanted_bytes = 0
         return pool.limit_bytes > limit_bytes
 

@@ -7,6 +7,7 @@ whole blocks of the driver's, and small ones pieces of CuPy's pool.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import sys
 import weakref
@@ -16,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from chainer_hybridmem.devices import slab as native
-from chainer_hybridmem.devices.cuda.gpu import Gpu
+from chainer_hybridmem.devices.cuda.gpu import UNIT_BYTES, Gpu
 from chainer_hybridmem.devices.cuda.mapping import MappedMemory, Mapper, find_mapper
 from chainer_hybridmem.devices.offset_table import OffsetTable
 
@@ -27,7 +28,7 @@ SPARE_GRANULES = 16  # at the ends of what lies beside an arena, and of the aren
 SPARE_ADDRESSES = 2  # times the memory; holes without memory take addresses, too
 
 
-class BlockPool:
+class BlockPool(abc.ABC):
     """Takes memory from the driver, up to the limit, and cuts blocks from it.
 
     Args:
@@ -41,9 +42,14 @@ class BlockPool:
         arena (Arena or None): Where blocks with planned offsets lie.
         maps (bool): Whether memory is mapped as it is needed.
         spare_bytes (int): See :class:`.Offsets`.
+        footprint_bytes (int): GPU memory taken, whether in use or free.
+        lacking_bytes (int): Of memory, for the block that could not be had last.
         from_pool (int): Bytes served from memory held already, while watched.
         from_driver (int): Bytes asked of the driver, while watched.
     """
+
+    maps: bool
+    footprint_bytes: int
 
     def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
         self._gpu = gpu
@@ -57,19 +63,8 @@ class BlockPool:
         self.enforces_limit = True
         self._watching = 0
         self.arena: ArenaMemory | None = None
-        mapper = find_mapper(gpu, self.limit_bytes)
-        self.maps = mapper is not None
-        self.spare_bytes = SPARE_GRANULES * mapper.granule_bytes if mapper else 0
-        self._source: Source = (
-            DriverBlocks(gpu, self)
-            if mapper is None
-            else MappedSlabs(gpu, self, mapper)
-        )
-
-    @property
-    def footprint_bytes(self) -> int:
-        """GPU memory taken, whether in use or free."""
-        return self._source.footprint_bytes
+        self.spare_bytes = self.lacking_bytes = 0
+        self._asked = 0  # the driver, for memory
 
     @property
     def room_bytes(self) -> int:
@@ -111,9 +106,9 @@ class BlockPool:
             An object whose ``ptr`` is the address; None if there is none.
         """
         if self._watching:
-            asked = self._source.asked
+            asked = self._asked
             held = self._find(nbytes, stream)
-            if held is not None and self._source.asked > asked:
+            if held is not None and self._asked > asked:
                 self.from_driver += nbytes
             elif held is not None:
                 self.from_pool += nbytes
@@ -123,24 +118,34 @@ class BlockPool:
     def _find(self, nbytes: int, stream: int) -> Any:
         arena = self.arena
         if arena is None or stream != arena.stream:  # only there it is used again
-            return self._source.take(nbytes, stream)
+            return self.take(nbytes, stream)
         held = arena.place(nbytes)
         if held is None:
-            held = self._source.take(nbytes, stream)
+            held = self.take(nbytes, stream)
         return arena.cut(nbytes) if held is None else held
 
+    @abc.abstractmethod
+    def take(self, nbytes: int, stream: int) -> Any:
+        """A block for a stream that has no planned offset, or None."""
+
+    @abc.abstractmethod
     def make_arena(self, nbytes: int) -> ArenaMemory | None:
         """Memory for an arena, or addresses for it; None if there is none."""
-        return self._source.make_arena(nbytes, self._gpu.compute().ptr)
+
+    @abc.abstractmethod
+    def give_back(self) -> None:
+        """Gives the driver what is held and not in use."""
+
+    def note_reclaimed(self) -> None:  # noqa: B027  maps what others lack
+        """Blocks have left, so that others fit."""
 
     def excess_bytes(self, nbytes: int) -> int:
         """Bytes by which another block of this size would exceed the limit."""
         return self.footprint_bytes + nbytes - self.room_bytes
 
-    @property
-    def lacking_bytes(self) -> int:
-        """Of memory, for the block that could not be had last."""
-        return self._source.lacking_bytes
+    def missing_bytes(self, nbytes: int) -> int:
+        """By how much the limit must rise for a block that could not be had."""
+        return max(self.excess_bytes(nbytes), UNIT_BYTES)
 
     def has_room(self, nbytes: int) -> bool:
         """Whether the limit leaves so much more, or does not hold."""
@@ -150,52 +155,13 @@ class BlockPool:
         """Makes a pointer to an allocation of no bytes."""
         return self._gpu.cuda.MemoryPointer(self._gpu.cuda.Memory(0), 0)
 
-    def give_back(self) -> None:
-        """Gives the driver what is held and not in use."""
-        with self._gpu.current():
-            self._source.give_back()
-
-    def note_reclaimed(self) -> None:
-        """Blocks have left, so that others fit."""
-        if not self.maps:  # else memory is unmapped for those, as much as they lack
-            self.give_back()
-
-
-class Source(Protocol):
-    """Where blocks come from that have no planned offset.
-
-    Attributes:
-        asked (int): How often the driver was asked for memory.
-        lacking_bytes (int): Of memory, for the block that could not be had last.
-    """
-
-    asked: int
-    lacking_bytes: int
-
-    @property
-    def footprint_bytes(self) -> int:
-        """GPU memory taken, that of arenas too."""
-        ...
-
-    def take(self, nbytes: int, stream: int) -> Any:
-        """A block for a stream, or None."""
-        ...
-
-    def make_arena(self, nbytes: int, stream: int) -> ArenaMemory | None:
-        """Memory for an arena, or None."""
-        ...
-
-    def give_back(self) -> None:
-        """Gives the driver what is not in use."""
-        ...
-
 
 AnySlab = TypeVar('AnySlab', bound='Slab')
 
 
 # -- mapped memory ------------------------------------------------------------
-class MappedSlabs:
-    """Slabs whose memory is mapped as it is needed; see :class:`Source`.
+class MappedPool(BlockPool):
+    """Slabs whose memory is mapped as it is needed.
 
     Each stream has its own, for only there what was issued before is over before what
     is issued next. Small blocks have one apart: among large ones they would keep the
@@ -203,25 +169,25 @@ class MappedSlabs:
 
     Args:
         gpu: Whose memory it is.
-        pool: Which has the limit.
-        mapper: Maps it.
+        limit_bytes: Most bytes.
+        mapper: Maps memory.
     """
 
-    def __init__(self, gpu: Gpu, pool: BlockPool, mapper: Mapper) -> None:
-        self._pool = weakref.proxy(pool)
-        self._gpu = gpu
+    maps = True
+
+    def __init__(self, gpu: Gpu, limit_bytes: int, mapper: Mapper) -> None:
+        super().__init__(gpu, limit_bytes)
         self._mapper = mapper
-        self._whole_bytes = pool.whole_bytes
         with gpu.current():
             _, total_bytes = gpu.runtime.memGetInfo()
-        self._most_bytes = min(pool.limit_bytes, total_bytes)
+        self._slab_bytes = min(self.limit_bytes, total_bytes)
         self.footprint_bytes = 0
-        self.asked = self.lacking_bytes = 0
+        self.spare_bytes = SPARE_GRANULES * mapper.granule_bytes
         self._slabs: dict[tuple[bool, int], Slab] = {}  # those that blocks are cut from
         self._all: weakref.WeakSet[Slab] = weakref.WeakSet()
 
     def take(self, nbytes: int, stream: int) -> SlabBlock | None:
-        key = nbytes < self._whole_bytes, stream
+        key = nbytes < self.whole_bytes, stream
         slab = self._slabs.get(key)
         if slab is None or slab.is_crowded:
             slab = self._slabs[key] = self._make(Slab, 0, key)
@@ -231,18 +197,18 @@ class MappedSlabs:
             address = slab.find(nbytes)
         return slab.hold(address, nbytes)
 
-    def make_arena(self, nbytes: int, stream: int) -> ArenaMemory:
-        return self._make(ArenaMemory, nbytes, (False, stream))
+    def make_arena(self, nbytes: int) -> ArenaMemory:
+        return self._make(ArenaMemory, nbytes, (False, self._gpu.compute().ptr))
 
     def _make(
         self, kind: type[AnySlab], least_bytes: int, key: tuple[bool, int]
     ) -> AnySlab:
         small, stream = key
         granule = self._mapper.granule_bytes
-        nbytes = max(SPARE_ADDRESSES * self._most_bytes, least_bytes)
+        nbytes = max(SPARE_ADDRESSES * self._slab_bytes, least_bytes)
         nbytes = -(-nbytes // granule) * granule
         # A large piece is one call, and goes when all of it is free.
-        piece_bytes = granule if small else self._most_bytes // MOST_PIECES
+        piece_bytes = granule if small else self._slab_bytes // MOST_PIECES
         memory = MappedMemory(
             self._mapper, nbytes, piece_bytes, self._find_room, self._count
         )
@@ -252,25 +218,28 @@ class MappedSlabs:
 
     def _count(self, nbytes: int) -> None:
         self.footprint_bytes += nbytes
-        self.asked += nbytes > 0
+        self._asked += nbytes > 0
 
     def _find_room(self, nbytes: int) -> int:
         """Bytes that lack for so many more, once what is free has been unmapped."""
-        if not self._pool.has_room(nbytes):
-            self._unmap(self._pool.excess_bytes(nbytes))
-        if self._pool.has_room(nbytes):
+        if not self.has_room(nbytes):
+            self._unmap(self.excess_bytes(nbytes))
+        if self.has_room(nbytes):
             return 0
-        self.lacking_bytes = self._pool.excess_bytes(nbytes)
+        self.lacking_bytes = self.excess_bytes(nbytes)
         return self.lacking_bytes
 
+    def missing_bytes(self, nbytes: int) -> int:
+        return max(self.lacking_bytes, UNIT_BYTES)
+
     def give_back(self) -> None:
-        self._unmap(sys.maxsize)
+        with self._gpu.current():
+            self._unmap(sys.maxsize)
 
     def _unmap(self, wanted_bytes: int) -> None:
         """Unmaps so much of what is free, if there is; the arena's last."""
         waited = False
-        arena = self._pool.arena
-        for slab in sorted(self._all, key=lambda one: one is arena):
+        for slab in sorted(self._all, key=lambda one: one is self.arena):
             for piece in slab.free_pieces():
                 if wanted_bytes <= 0:
                     return
@@ -282,47 +251,41 @@ class MappedSlabs:
 
 
 # -- whole blocks -------------------------------------------------------------
-class DriverBlocks:
-    """Whole blocks of the driver's, and CuPy's pool for small ones.
+class DriverPool(BlockPool):
+    """Whole blocks of the driver's, and CuPy's pool for small ones."""
 
-    See :class:`Source`.
+    maps = False
 
-    Args:
-        gpu: Whose memory it is.
-        pool: Which has the limit.
-    """
-
-    def __init__(self, gpu: Gpu, pool: BlockPool) -> None:
-        self._gpu = gpu
-        self._limits = weakref.proxy(pool)
-        self._whole_bytes = pool.whole_bytes
+    def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
+        super().__init__(gpu, limit_bytes)
         with gpu.current():
             self._pool = gpu.cuda.MemoryPool()
             # What outlives the session does not keep what is free.
             weakref.finalize(self, self._pool.free_all_blocks).atexit = False
         self._whole = WholeBlocks()
-        self.asked = self.lacking_bytes = 0
 
     @property
-    def footprint_bytes(self) -> int:
+    def footprint_bytes(self) -> int:  # type: ignore[override]
         with self._gpu.current():
             return int(self._pool.total_bytes()) + self._whole.total_bytes
 
     def take(self, nbytes: int, stream: int) -> Any:
         self.lacking_bytes = nbytes
-        if nbytes < self._whole_bytes:
+        if nbytes < self.whole_bytes:
             return self._pool_pointer(nbytes)
         return self._whole.take(nbytes, stream) or self._new_block(nbytes)
 
-    def make_arena(self, nbytes: int, stream: int) -> ArenaMemory | None:
+    def make_arena(self, nbytes: int) -> ArenaMemory | None:
         block = self._new_block(nbytes)
-        return None if block is None else ArenaMemory(block, nbytes, stream)
+        if block is None:
+            return None
+        return ArenaMemory(block, nbytes, self._gpu.compute().ptr)
 
     def _new_block(self, nbytes: int) -> Block | None:
         """A block of its own from the driver, or None if there is no memory."""
-        if self._limits.excess_bytes(nbytes) > 0:
+        if self.excess_bytes(nbytes) > 0:
             self.give_back()
-        if not self._limits.has_room(nbytes):
+        if not self.has_room(nbytes):
             return None
         try:
             with self._gpu.current():
@@ -332,13 +295,16 @@ class DriverBlocks:
             self._gpu.cuda.memory.OutOfMemoryError,
         ):
             return None
-        self.asked += 1
+        self._asked += 1
         return self._whole.add(memory, nbytes, self._gpu.compute().ptr)
 
     def give_back(self) -> None:
         with self._gpu.current():
             self._pool.free_all_blocks()
             self._whole.free_all()
+
+    def note_reclaimed(self) -> None:
+        self.give_back()
 
     def _pool_pointer(self, nbytes: int) -> Any:
         """Memory of the pool, or None if the pool cannot give it."""
@@ -348,12 +314,12 @@ class DriverBlocks:
             self.give_back()
             pointer = self._ask_pool(nbytes)
         # What it held may have shrunk meanwhile: it gives back before it asks.
-        self.asked += self._pool.total_bytes() > before
+        self._asked += self._pool.total_bytes() > before
         return pointer
 
     def _ask_pool(self, nbytes: int) -> Any:
-        left = self._limits.room_bytes - self._whole.total_bytes
-        self._pool.set_limit(max(left, 1) if self._limits.enforces_limit else 0)
+        left = self.room_bytes - self._whole.total_bytes
+        self._pool.set_limit(max(left, 1) if self.enforces_limit else 0)
         try:
             return self._pool.malloc(nbytes)
         except self._gpu.cuda.memory.OutOfMemoryError:
@@ -424,6 +390,14 @@ class Block:
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
             self._blocks.give(self._memory, self._nbytes, self._stream)
+
+
+def open_pool(gpu: Gpu, limit_bytes: int) -> BlockPool:
+    """The pool of a GPU: it maps memory where the driver and the limit allow it."""
+    mapper = find_mapper(gpu, limit_bytes)
+    if mapper is None:
+        return DriverPool(gpu, limit_bytes)
+    return MappedPool(gpu, limit_bytes, mapper)
 
 
 # -- slabs --------------------------------------------------------------------

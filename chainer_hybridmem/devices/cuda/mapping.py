@@ -191,27 +191,25 @@ class MappedMemory:
         if self._mapped.find(0, first, end) < 0:
             return True
         with self._lock:
-            return all(self._map(a, b - a) for a, b in self._unmapped(first, end))
+            return self._map(first, end)
 
-    def _unmapped(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Granules without memory, in pieces."""
-        mapped = self._mapped
-        while (a := mapped.find(0, first, end)) >= 0:
-            b = mapped.find(1, a, end)
-            first = min(end if b < 0 else b, a + self._most)
-            yield a, first
-
-    def _map(self, first: int, count: int) -> bool:
-        nbytes = count * self._granule
-        lacking_bytes = self._find_room(nbytes)
+    def _map(self, first: int, end: int) -> bool:
+        lacking_bytes = self._find_room(
+            self._mapped.count(0, first, end) * self._granule
+        )
         if lacking_bytes:
             self._refused_bytes = max(self._refused_bytes, lacking_bytes)
             return False
-        if not self._mapper.map(self.ptr + first * self._granule, nbytes):
-            return False
-        self._pieces[first] = count
-        self._mapped[first : first + count] = b'\1' * count
-        self._count(nbytes)
+        while (begin := self._mapped.find(0, first, end)) >= 0:
+            behind = self._mapped.find(1, begin, end)
+            first = min(end if behind < 0 else behind, begin + self._most)
+            count = first - begin
+            address, nbytes = self.ptr + begin * self._granule, count * self._granule
+            if not self._mapper.map(address, nbytes):
+                return False
+            self._pieces[begin] = count
+            self._mapped[begin:first] = b'\1' * count
+            self._count(nbytes)
         return True
 
     def take_refused(self) -> int:

@@ -12,7 +12,7 @@ from chainer_hybridmem.devices.cuda.allocator import (
     Allocator,
     OtherPools,
 )
-from chainer_hybridmem.devices.cuda.block_pool import BlockPool
+from chainer_hybridmem.devices.cuda.block_pool import open_pool
 from chainer_hybridmem.devices.cuda.gpu import Gpu, round_up
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.devices.values import Array, PoolFigures, Root
@@ -33,7 +33,7 @@ class CudaMemory(Memory):
 
     def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
         self._gpu = gpu
-        self.pool = BlockPool(gpu, limit_bytes)
+        self.pool = open_pool(gpu, limit_bytes)
         self.limit_bytes = self.pool.limit_bytes
         self._counter = AllocationCounter()
         self._adopted = AdoptedArrays(self._counter.count, self._lose_adopted)

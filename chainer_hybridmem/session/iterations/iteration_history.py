@@ -183,6 +183,7 @@ class IterationHistory:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._placed_before = PlaceFigures(0, 0, 0)
+        self._is_draft = False  # what says where allocations lie
         self.kinds = IterationKinds()
         self.plain, self.kept = PlainPeak(), PlainPeak()
         self.entries: list[Entry] = []
@@ -192,9 +193,10 @@ class IterationHistory:
         self.iterations = self.guided_iterations = self.verified_iterations = 0
         self.deviations = self.shortages = self.fitting = 0
 
-    def begin_placing(self) -> None:
-        """Offsets are set now: what has been before does not count."""
+    def begin_placing(self, is_draft: bool) -> None:
+        """Offsets are set now: nothing before counts, and no draft does."""
         self._placed_before = self._device.offsets.figures()
+        self._is_draft = is_draft
 
     def note_shortage(self, short: bool) -> None:
         """Whether an allocation has not fitted in the iteration to be added."""
@@ -234,6 +236,8 @@ class IterationHistory:
         device = self._device
         placed, pool = device.offsets.figures(), device.memory.pool_figures()
         before, self._placed_before = self._placed_before, placed
+        if self._is_draft:
+            before, self._is_draft = placed, False
         entry = {
             'guided': float(guided),
             'verified': float(verified),

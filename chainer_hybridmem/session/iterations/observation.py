@@ -142,7 +142,7 @@ class InstrumentSelector:
         arena, log = guide.arena.offsets, guide.wants_log and may_log
         if arena is not None:
             placed = self._instruments.place(arena, self._moves_in(arena))
-            self._history.begin_placing()
+            self._history.begin_placing(is_draft=guide.arena.laid_out is None)
             if not placed:
                 self._find_no_place(guide)
             log = log and self._instruments.settled

@@ -506,7 +506,7 @@ class Planning:
         had_arena = guide.arena.offsets is not None
         guide.follow(problem, plan)
         draft = self.maker.take_draft(plan)
-        if self._device.offsets.needed and guide.arena.laid_out is None:
+        if self._device.offsets.drafts and guide.arena.laid_out is None:
             guide.arena.draft = draft
         if had_arena and guide.arena.offsets is None:
             # Its last iteration is over: what it keeps is outside of it.
