@@ -209,6 +209,8 @@ def cut(slab: int, total: int) -> int:
         fresh = load(holes + HOLE_BYTES * i + HOLE_HELD) < nbytes
         if best < 0 or (fresh, nbytes) < (best_fresh, best_bytes):
             best, best_bytes, best_fresh = i, nbytes, fresh
+            if nbytes == total and not fresh:
+                break
     if best >= 0:
         address = load(holes + HOLE_BYTES * best)
         if best_bytes - total < LEAST_HOLE:
