@@ -51,15 +51,15 @@ def environment() -> dict[str, Any]:
 def commit_and_clean() -> tuple[str, bool | None]:
     """The commit, and whether the package equals it; None if that is unknown.
 
-    Sources are git, the variable ``BENCHMARK_COMMIT`` and ``COMMIT_FILE``, in turn.
+    Sources are the variable ``BENCHMARK_COMMIT``, git and ``COMMIT_FILE``, in turn.
     """
+    commit = os.environ.get('BENCHMARK_COMMIT')
+    if commit:
+        return commit, None
     commit = _git('rev-parse', '--short', 'HEAD')
     if commit:
         changes = _git('status', '--porcelain', '--', 'chainer_hybridmem')
         return commit, None if changes is None else not changes
-    commit = os.environ.get('BENCHMARK_COMMIT')
-    if commit:
-        return commit, None
     try:
         with open(COMMIT_FILE, encoding='utf-8') as file:
             lines = file.read().split('\n')

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What a GPU is asked first, the most valuable figures first: a loop with the same bits
 # in half the memory, exactness, speeds with a limit of 16 GiB, a program of small
-# functions, the arena, PyTorch's own ways, the gpu tests, and a larger batch. No network is used; fourteen minutes in all.
+# functions, the arena, PyTorch's own ways, the gpu tests, and a larger batch. No network
+# is used; fourteen minutes in all.
 #
 #   bash benchmarks/gpu/run.sh [--memory-limit 16GiB] [--seconds 840] [--scale 1.0]
 #                              [--insize 112] [--patience 1] [--steps 'smoke ...']
@@ -83,6 +84,8 @@ step() {
 
 echo "== at most $seconds s, limit $limit, steps: $steps" | log
 if [ -d .gpu-wheels ]; then
+    # A copy may have the git folder of another commit.
+    export BENCHMARK_COMMIT=${BENCHMARK_COMMIT:-$(head -1 .gpu-wheels/commit.txt)}
     timeout 60 "$python" -m benchmarks run gpu.install_wheels .gpu-wheels "$run/site" \
         2>&1 | log
 fi

@@ -229,7 +229,7 @@ def cut(slab: int, total: int) -> int:
 
 @compiled(_i64(_i64, _i64))
 def cut_units(slab: int, total: int) -> int:
-    """Takes space like :func:`cut`, in units: addresses and sizes are multiples.
+    """Takes space like :func:`cut`, in units: all blocks are multiples of them.
 
     Returns:
         int: Its address, 0 if there is none; in its last digits, how many units more

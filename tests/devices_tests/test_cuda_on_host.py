@@ -1,4 +1,4 @@
-"""The CUDA device without a GPU.
+"""The CUDA device without a GPU, and without memory that is mapped.
 
 CuPy's own memory classes and allocator hooks are real; the pool, streams,
 events and copies are stand-ins over host memory. Copies are late on purpose:
@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from chainer_hybridmem.devices import bits
-from chainer_hybridmem.devices.cuda import copies, gpu
+from chainer_hybridmem.devices.cuda import block_pool, copies, gpu
 from chainer_hybridmem.devices.cuda import device as cuda
 from chainer_hybridmem.errors import (
     HostFullError,
@@ -26,6 +26,7 @@ from chainer_hybridmem.pools.arena import Arena
 
 cupy = pytest.importorskip('cupy')
 pytest.importorskip('cupy.cuda.memory')
+pytestmark = pytest.mark.gpu  # it needs CuPy
 
 _MIB = 1 << 20
 _LIMIT = 8 * _MIB
@@ -202,6 +203,7 @@ def opened(monkeypatch):
     """The device, its compute stream and what ``reclaim`` shall do."""
     fake, compute = _make_cupy()
     monkeypatch.setattr(gpu, 'import_cupy', lambda: fake)
+    monkeypatch.setattr(block_pool, 'find_mapper', lambda gpu, limit_bytes: None)
     opened = types.SimpleNamespace(compute=compute, asked=[], give_up=lambda: None)
 
     def reclaim(nbytes):
@@ -406,7 +408,7 @@ def test_it_is_asked_for_memory_until_nothing_helps(opened):
     opened.give_up = lambda: parts and device.memory._counter.uncount(parts.pop(), 512)
     with pytest.raises(MemoryError):
         cupy.ndarray(6 * _MIB, 'u1')
-    assert opened.asked == [6 * _MIB] * 4
+    assert opened.asked == [*[6 * _MIB] * 4, 512]  # the last time for a higher limit
 
 
 def test_reclaim_error_is_the_cause(opened):
@@ -432,12 +434,12 @@ def test_adopted_arrays_take_from_the_pool(opened):
     device.memory.adopt([array, array[5:]])
     assert device.memory.used_bytes == 2 * _MIB
     assert device.arrays.allocation_id(array[7:]) != 0
-    assert device.memory.pool._pool.get_limit() == 6 * _MIB
+    assert device.memory.pool.room_bytes == 6 * _MIB
     device.memory.start_events()
     del array
     assert device.memory.used_bytes == 0
     assert device.memory.event_count == 1
-    assert device.memory.pool._pool.get_limit() == _LIMIT
+    assert device.memory.pool.room_bytes == _LIMIT
 
 
 def test_allocator_is_restored(opened):
@@ -454,7 +456,7 @@ def test_allocator_is_restored(opened):
 def test_limit_of_the_environment_wins(opened, monkeypatch):
     monkeypatch.setattr(_Pool, 'get_limit', lambda self: 12345)
     assert cuda.CudaDevice(_LIMIT).memory.limit_bytes == 12345
-    assert cuda.CudaDevice(1000).limit_bytes == 1000
+    assert cuda.CudaDevice(1000).memory.limit_bytes == 1000
 
 
 def test_pinned_memory_that_is_refused(opened, monkeypatch):
@@ -643,8 +645,9 @@ def test_whole_blocks_are_used_again_and_given_back(opened):
     other = cupy.ndarray(7 * _MIB, 'u1')
     assert opened.asked == [] and device.memory.footprint_bytes == 7 * _MIB + 1024
     assert device.memory.limit_bytes >= device.memory.footprint_bytes
+    more = cupy.ndarray(512, 'u1')
     assert device.memory.pool._pool.get_limit() == _MIB
-    del other, small
+    del other, small, more
 
 
 def test_the_pool_gets_what_whole_blocks_leave(opened):

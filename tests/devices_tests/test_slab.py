@@ -108,57 +108,57 @@ class Memory:
 class Places:
     """Stands for an arena."""
 
-    entries = ((640, 0), (1280, 640), (640, -1), (640, 1920))
+    entries = ((512, 0), (1024, 512), (512, -1), (512, 1536))
     segments = (0, 2, 4)
-    slab_bytes = 2560
+    slab_bytes = 2048
 
 
 @pytest.fixture
 def places():
-    made = ArenaMemory(Memory(), 2560)
+    made = ArenaMemory(Memory(), 2048)
     made.table.expect(Places())
     return made
 
 
 def test_each_malloc_gets_its_place(places):
     places.table.seek(0)
-    first, second = places.place(640), places.place(1280)
+    first, second = places.place(512), places.place(1024)
     places.table.seek(1)
-    assert (first.ptr, second.ptr) == (BASE, BASE + 640)
-    assert places.place(640) is None  # expected, and has no place
-    third = places.place(640)
-    assert third.ptr == BASE + 1920
+    assert (first.ptr, second.ptr) == (BASE, BASE + 512)
+    assert places.place(512) is None  # expected, and has no place
+    third = places.place(512)
+    assert third.ptr == BASE + 1536
     assert places.table.figures() == (3, 0, 0)
-    assert places.cut(64) is None  # everything is taken
+    assert places.cut(512) is None  # everything is taken
     del second
-    assert places.cut(64).ptr == BASE + 640
+    assert places.cut(512).ptr == BASE + 512
 
 
 def test_what_does_not_come_is_skipped(places):
     places.table.seek(0)
-    assert places.place(1280).ptr == BASE + 640
+    assert places.place(1024).ptr == BASE + 512
     assert places.table.figures() == (1, 0, 0)
 
 
 def test_what_is_not_expected_has_no_place(places):
     places.table.seek(0)
-    assert places.place(128) is None
+    assert places.place(2048) is None
     assert places.table.figures() == (0, 1, 0)
-    assert places.place(640).ptr == BASE  # the plan goes on
+    assert places.place(512).ptr == BASE  # the plan goes on
 
 
 def test_a_place_that_is_taken_is_not_given(places):
-    somebody = places.cut(64)
+    somebody = places.cut(512)
     places.table.seek(0)
-    assert places.place(640) is None
+    assert places.place(512) is None
     assert places.table.figures() == (0, 0, 1)
     del somebody
     places.table.seek(0)
-    assert places.place(640).ptr == BASE
+    assert places.place(512).ptr == BASE
 
 
 def test_without_an_operation_nothing_is_planned(places):
     places.table.seek(0)
     places.table.seek(-1)
-    assert places.place(640) is None
+    assert places.place(512) is None
     assert places.table.figures() == (0, 0, 0)

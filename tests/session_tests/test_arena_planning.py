@@ -52,7 +52,7 @@ def setting(seed):
 @pytest.mark.parametrize('optional', [False, True])
 def test_whatever_fits_fits(seed, optional):
     problem, make_plan_for, limit, limits = setting(seed)
-    plan, fits = plan_with_arena(problem, make_plan_for, place, limit, 0, optional)
+    plan, _, fits = plan_with_arena(problem, make_plan_for, place, limit, 0, optional)
     assert limits[0] == limit
     assert plan.predicted_peak_bytes <= limit
     if optional and not fits:
@@ -64,7 +64,7 @@ def test_whatever_fits_fits(seed, optional):
 def test_a_plan_that_is_made_for_less():
     problem, make_plan_for, limit, limits = setting(1)
     wasteful = Wasteful((limit - least_memory(problem)[0]) // 4)
-    plan, fits = plan_with_arena(problem, make_plan_for, wasteful, limit, 0, False)
+    plan, _, fits = plan_with_arena(problem, make_plan_for, wasteful, limit, 0, False)
     assert fits and len(limits) > 1
     assert plan.predicted_peak_bytes + wasteful.waste <= limit
 
@@ -72,10 +72,10 @@ def test_a_plan_that_is_made_for_less():
 def test_where_none_fits():
     problem, make_plan_for, limit, _ = setting(1)
     wasteful = Wasteful(limit)
-    plan, fits = plan_with_arena(problem, make_plan_for, wasteful, limit, 0, True)
+    plan, _, fits = plan_with_arena(problem, make_plan_for, wasteful, limit, 0, True)
     assert not fits
     assert plan.maps == make_plan(problem, limit, 'swap-opt').maps
-    plan, fits = plan_with_arena(problem, make_plan_for, wasteful, limit, 0, False)
+    plan, _, fits = plan_with_arena(problem, make_plan_for, wasteful, limit, 0, False)
     assert not fits and plan.memory_limit_bytes <= limit
 
 
@@ -83,7 +83,7 @@ def test_a_spare_for_which_there_is_no_plan():
     problem, make_plan_for, limit, _ = setting(1)
     arguments = problem, make_plan_for, place
     spare = limit - least_memory(problem)[0] + 1
-    plan, fits = plan_with_arena(*arguments, limit, spare, optional=False)
+    plan, _, fits = plan_with_arena(*arguments, limit, spare, optional=False)
     assert not fits and plan.memory_limit_bytes == limit
     with pytest.raises(InfeasibleError):
         plan_with_arena(*arguments, least_memory(problem)[0] - 1, 0, optional=True)
@@ -111,7 +111,9 @@ def test_no_plan_is_begun_that_would_end_too_late(seconds, most, clock):
     plan_with_arena(*arguments, optional=True, deadline=Deadline(100.0))
     assert len(limits) > 2
     limits.clear()
-    plan, fits = plan_with_arena(*arguments, optional=True, deadline=Deadline(seconds))
+    plan, _, fits = plan_with_arena(
+        *arguments, optional=True, deadline=Deadline(seconds)
+    )
     assert len(limits) == most
     if most == 1:
         assert not fits and plan.maps == make_plan(problem, limit, 'swap-opt').maps
@@ -139,11 +141,11 @@ def test_compiling_does_not_count(monkeypatch):
     assert not Deadline().is_over and Deadline(0.0).is_over
 
 
-@pytest.mark.parametrize('moves_in, least', [(True, 1.0), (False, 5.0)])
-def test_what_the_program_waits_for_at_most(moves_in, least, clock, monkeypatch):
+@pytest.mark.parametrize('needed, least', [(False, 1.0), (True, 5.0)])
+def test_what_the_program_waits_for_at_most(needed, least, clock, monkeypatch):
     monkeypatch.setattr(plan_maker, 'LEAST_SECONDS', 1.0)
     monkeypatch.setattr(plan_maker, 'LEAST_SECONDS_NEEDED', 5.0)
-    offsets = types.SimpleNamespace(moves_in=moves_in)
+    offsets = types.SimpleNamespace(needed=needed)
     options = Options('1GB')
     device = types.SimpleNamespace(offsets=offsets)
     maker = plan_maker.PlanMaker(

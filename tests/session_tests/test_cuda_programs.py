@@ -282,6 +282,70 @@ def test_what_was_trained_before_moves_in(plain):
         assert taken <= limit
 
 
+WIDE = 400  # units; gradients take as much memory as what plans move
+
+
+class Recurrent(chainer.Chain):
+    """Gradients live until the next backward, whose beginning takes most memory."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.wide = L.Linear(WIDE, 4 * WIDE)
+            self.back = L.Linear(4 * WIDE, WIDE)
+
+    def forward(self, x):
+        h = x
+        for _ in range(8):
+            h = F.tanh(self.back(F.relu(self.wide(h))) + x)
+        h = F.broadcast_to(F.expand_dims(h, 1), (len(x), 64, WIDE))
+        return F.average(F.exp(-h) * F.tanh(h) * h)
+
+
+def train_recurrent(**options):
+    """Parameters and losses, the session, and rows of its iterations."""
+    begin(0)
+    model = Recurrent()
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    x = np.random.RandomState(1).rand(24, WIDE).astype(np.float32)
+    x = chainer.get_device('@cupy:0').send(x)
+    losses, rows = [], []
+    with networks.session_for(model, options) as session:
+        for _ in range(14):
+            loss = model(x)
+            model.cleargrads()
+            loss.backward()
+            losses.append(float(loss.array))
+            del loss
+            optimizer.update()
+            if session is not None:
+                session.finish_iteration()
+                rows.append(session.last_iteration())
+                footprint = session.device.memory.footprint_bytes
+                assert footprint <= session.statistics()['limit_bytes']
+    return end(model, losses), session, rows
+
+
+def test_an_arena_takes_over_what_gradients_have_had():
+    """Those of the iteration before lie elsewhere when it is first followed."""
+    expected = train_recurrent()[0]
+    _, session, _ = train_recurrent(memory_limit='2GiB', planner='in-core')
+    peak = session.statistics()['in_core_peak_bytes']
+    if not session.device.offsets.moves_in:
+        pytest.skip('this driver maps no memory')
+    fixed = 2 * sum(p.array.nbytes for p in Recurrent().params())
+    limit = fixed + int(0.8 * (peak - fixed))
+    result, session, rows = train_recurrent(memory_limit=limit, planner='hybrid')
+    networks.assert_same(expected, result)
+    assert session.statistics()['state'] == 'guided'
+    if not session.device.offsets.moves_in:
+        return  # so small a limit has too few granules
+    guided = [row for row in rows if row['guided']]
+    assert len(guided) > 5 and not any(row['evictions'] for row in guided)
+    assert rows[-1]['placed'] > 50 and not rows[-1]['unplaced']
+
+
 def train_and_keep_graphs(**options):
     """Keeps every loss, as a careless loop does, and goes back to one at the end."""
     begin(0)

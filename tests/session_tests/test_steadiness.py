@@ -176,7 +176,7 @@ def test_the_report_says_what_the_arena_waits_for(any_arena, data):
 
 
 def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
-    def refuse(self, arena):
+    def refuse(self, arena, moves_in):
         return False
 
     monkeypatch.setattr(
@@ -192,9 +192,9 @@ def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
 def test_a_plan_leaves_room_for_what_the_pool_keeps(any_arena, data, monkeypatch):
     follow, refused = HostOffsets.follow, []
 
-    def refuse_once(self, arena):
+    def refuse_once(self, arena, moves_in):
         refused.append(arena)
-        return len(refused) > 1 and follow(self, arena)
+        return len(refused) > 1 and follow(self, arena, moves_in)
 
     monkeypatch.setattr(HostOffsets, 'follow', refuse_once)
     monkeypatch.setattr(HostOffsets, 'missing_bytes', 1 << 16)
@@ -210,9 +210,9 @@ def refusing(monkeypatch, calls):
     plan_with_arena = plan_maker.plan_with_arena
 
     def refuse(*args, **kwargs):
-        plan, fits = plan_with_arena(*args, **kwargs)
+        plan, arena, fits = plan_with_arena(*args, **kwargs)
         made.append(fits)
-        return plan, fits and len(made) not in calls
+        return plan, arena, fits and len(made) not in calls
 
     monkeypatch.setattr(plan_maker, 'plan_with_arena', refuse)
     return made

@@ -179,7 +179,7 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
     assert bound > lower_bound(problem, LIMIT).seconds
 
     def smaller(problem, make_plan_for, *ignored, **options):
-        return make_plan_for(LIMIT - 1000), True
+        return make_plan_for(LIMIT - 1000), None, True
 
     monkeypatch.setattr(plan_maker, 'plan_with_arena', smaller)
     device = open_device('cpu', PLENTY)

@@ -25,6 +25,7 @@ _WHOLE_BYTES = 1 << 20  # from this size on blocks are not split, or from
 WHOLE_SHARE = 256  # such a part of the limit on; small ones share pieces of memory
 MOST_PIECES = 256  # of mapped memory, if small ones do not take it
 SPARE_GRANULES = 16  # at the ends of what lies beside an arena, and of the arena
+CROWDED_HOLES = native.MOST_HOLES // 2  # of a slab, which then gets a successor
 SPARE_ADDRESSES = 2  # times the memory; holes without memory take addresses, too
 
 
@@ -153,7 +154,8 @@ class BlockPool(abc.ABC):
 
     def empty_pointer(self) -> Any:
         """Makes a pointer to an allocation of no bytes."""
-        return self._gpu.cuda.MemoryPointer(self._gpu.cuda.Memory(0), 0)
+        cuda, number = self._gpu.cuda, self._gpu.number
+        return cuda.MemoryPointer(cuda.UnownedMemory(0, 0, None, number), 0)
 
 
 AnySlab = TypeVar('AnySlab', bound='Slab')
@@ -191,11 +193,11 @@ class MappedPool(BlockPool):
         slab = self._slabs.get(key)
         if slab is None or slab.is_crowded:
             slab = self._slabs[key] = self._make(Slab, 0, key)
-        address = slab.find(nbytes)
-        if not address:
+        found = slab.find(nbytes)
+        if not found:
             slab = self._slabs[key] = self._make(Slab, nbytes, key)
-            address = slab.find(nbytes)
-        return slab.hold(address, nbytes)
+            found = slab.find(nbytes)
+        return slab.take(found, nbytes)
 
     def make_arena(self, nbytes: int) -> ArenaMemory:
         return self._make(ArenaMemory, nbytes, (False, self._gpu.compute().ptr))
@@ -428,6 +430,7 @@ class Slab:
         self.nbytes = nbytes
         self.stream = stream
         self._memory = memory
+        self._base = memory.ptr
         self._mapped = memory if isinstance(memory, MappedMemory) else None
         fields = ctypes.c_int64 * ((native.SLAB_BYTES + native.TABLE_BYTES) // 8)
         self._words = fields()
@@ -439,16 +442,18 @@ class Slab:
     @property
     def is_crowded(self) -> bool:
         """Whether there are so many holes that the next ones may be lost."""
-        return self._words[native.HOLE_COUNT // 8] > native.MOST_HOLES // 2
+        return self._words[native.HOLE_COUNT // 8] > CROWDED_HOLES
 
     def find(self, nbytes: int) -> int:
-        """Takes space in a hole, or above all blocks, for :meth:`hold`; 0: none."""
+        """Takes space in a hole, or above all blocks, for :meth:`take`; 0: none."""
         return native.cut_units(self._slab, nbytes)
 
-    def hold(self, found: int, nbytes: int) -> SlabBlock | None:
-        """The block that has been found, if there is memory behind it."""
-        units = found % native.UNIT_BYTES
-        address, extent = found - units, nbytes + units * native.UNIT_BYTES
+    def take(self, found: int, nbytes: int) -> SlabBlock | None:
+        """The block for which space has been found, if there is memory behind it."""
+        units = (found - self._base) % native.UNIT_BYTES
+        return self._hold(found - units, nbytes + units * native.UNIT_BYTES)
+
+    def _hold(self, address: int, extent: int) -> SlabBlock | None:
         if self._mapped is None or self._mapped.cover(address, extent):
             return SlabBlock(self, address, extent)
         native.join(self._slab, address, extent)
@@ -457,7 +462,7 @@ class Slab:
     def cut(self, nbytes: int) -> SlabBlock | None:
         """A block with no planned place; None if there are no addresses or memory."""
         found = self.find(nbytes)
-        return self.hold(found, nbytes) if found else None
+        return self.take(found, nbytes) if found else None
 
     def join(self, address: int, extent: int) -> None:
         """Makes the space of a block free."""
@@ -471,9 +476,9 @@ class Slab:
         words = self._words
         holes = np.array(self._holes[: 3 * words[native.HOLE_COUNT // 8]], np.int64)
         starts, nbytes = holes[0::3], holes[1::3]
-        top = words[native.BASE // 8] + words[native.TOP // 8]
+        top = self._base + words[native.TOP // 8]
         starts = np.append(starts, top)
-        ends = np.append(starts[:-1] + nbytes, self._memory.ptr + self.nbytes)
+        ends = np.append(starts[:-1] + nbytes, self._base + self.nbytes)
         yield from self._mapped.pieces_inside(starts, ends)
 
     def take_refused(self) -> int:
@@ -527,7 +532,7 @@ class ArenaMemory(Slab):
         address = native.place(self.table.address, self._slab, nbytes)
         if not address:
             return None
-        held = self.hold(address, nbytes)
+        held = self._hold(address, nbytes)
         if held is None:
             self.table.lose_place()
         return held

@@ -42,7 +42,7 @@ def plan_with_arena(
     spare_bytes: int,
     optional: bool,
     deadline: Deadline | None = None,
-) -> tuple[Plan, bool]:
+) -> tuple[Plan, Arena | None, bool]:
     """Plans until the arena fits, as far as a plan's trace tells.
 
     Args:
@@ -56,7 +56,7 @@ def plan_with_arena(
         deadline: After it, no more plans and arenas are tried.
 
     Returns:
-        tuple: The plan, and whether its arena fits.
+        tuple: The plan, its arena if it was laid out, and whether that fits.
 
     Raises:
         InfeasibleError: If there is no plan for the limit.
@@ -85,18 +85,18 @@ def plan_with_arena(
     try:
         fitted = fit(make, lambda plan: arenas[-1], room_bytes, deadline=deadline)
     except _NoTime:
-        return made[0], False
+        return made[0], None, False
     except InfeasibleError:
         if not spare_bytes:
             raise
-        return make_plan_for(limit_bytes), False
+        return make_plan_for(limit_bytes), None, False
     plan, first = fitted.plan, made[0]
     if optional and (
         not fitted.fits
         or plan.predicted_seconds > first.predicted_seconds * (1 + MOST_SLOWDOWN)
     ):
-        return first, False
-    return plan, fitted.fits
+        return first, None, False
+    return plan, fitted.placed, fitted.fits
 
 
 ROOMS = (1.0, 0.5, 0.25)  # shares of free memory that are tried one after the other
@@ -104,9 +104,10 @@ OTHERS_PLAN = 'the plan of this node leaves none that fits here'
 NO_TIME = 'none was found in the time that iterations may wait'
 # Between two iterations, the program waits for what plain ones take, or for a second;
 # longer where the limit may not hold without an arena.
-PLAIN_ITERATIONS, LEAST_SECONDS, LEAST_SECONDS_NEEDED = 3, 1.0, 5.0
+PLAIN_ITERATIONS, LEAST_SECONDS, LEAST_SECONDS_NEEDED = 3, 1.0, 12.0
 LEAST_BUDGET = 1e-3  # seconds, for a plan that has to be made
 PLANNER_SHARE = 0.5  # of the time that is left, for a planner that uses all it gets
+NONE_FITS = 'of the plans that were tried, none has one that fits the limit'
 TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
 
 
@@ -175,24 +176,18 @@ class PlanMaker:
 
         if not self._wants_arena(guide):
             return defer_drops(problem, make_plan_for(room_bytes))
-        spare_bytes = self._spare_bytes(guide)
-        arenas: list[Arena] = []
-
-        def place(logs: Logs) -> Arena:
-            arenas.append(self.lay_out(logs, deadline, room_bytes - spare_bytes))
-            return arenas[-1]
-
-        plan, fits = plan_with_arena(
+        spare_bytes, needed = self._spare_bytes(guide), self._device.offsets.needed
+        plan, arena, fits = plan_with_arena(
             problem,
             make_plan_for,
-            place,
+            lambda logs: self.lay_out(logs, deadline, room_bytes - spare_bytes),
             room_bytes,
             spare_bytes,
-            optional=not self._device.offsets.needed,
+            optional=not needed,
             deadline=deadline,
         )
         if not fits:
-            why = NO_TIME if deadline.is_over else TOO_SLOW
+            why = NO_TIME if deadline.is_over else NONE_FITS if needed else TOO_SLOW
             guide.arena.reject(why)
             self._tell(f'no arena: {why}')
         elif plan.memory_limit_bytes < room_bytes:
@@ -203,11 +198,11 @@ class PlanMaker:
         if plan.memory_limit_bytes < room_bytes:
             bound = lower_bound(problem, room_bytes).seconds
             plan = dataclasses.replace(plan, lower_bound_seconds=bound)
-        self._draft = (plan, arenas[-1]) if fits else None
+        self._draft = None if arena is None else (plan, arena)
         return self._leave_to_graph(guide, problem, plan)
 
     def take_draft(self, plan: Plan) -> Arena | None:
-        """The arena that a plan's trace tells, if it was laid out and fits."""
+        """The arena that a plan's trace tells, if it was laid out."""
         draft, self._draft = self._draft, None
         return draft[1] if draft is not None and draft[0] is plan else None
 

@@ -29,7 +29,12 @@ from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.planning.machine_plans import MachinePlans
-from chainer_hybridmem.session.planning.plan_maker import NO_TIME, TOO_SLOW, PlanMaker
+from chainer_hybridmem.session.planning.plan_maker import (
+    NO_TIME,
+    NONE_FITS,
+    TOO_SLOW,
+    PlanMaker,
+)
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import count_time, outside_limit
@@ -308,7 +313,7 @@ class Planning:
         bound_seconds = self._lower_bound_seconds(guide, problem)
         if guide.arena.wanted and seconds <= bound_seconds * (1 + LEAST_GAIN):
             return None
-        before = guide.arena.reconsider(TOO_SLOW, NO_TIME)
+        before = guide.arena.reconsider(TOO_SLOW, NONE_FITS, NO_TIME)
         try:
             plan = self.maker.make_plan(guide, problem)
         except InfeasibleError:  # it was replanned with another planner
@@ -507,7 +512,7 @@ class Planning:
         guide.follow(problem, plan)
         draft = self.maker.take_draft(plan)
         if self._device.offsets.drafts and guide.arena.laid_out is None:
-            guide.arena.draft = draft
+            guide.arena.draft = draft or guide.arena.draft
         if had_arena and guide.arena.offsets is None:
             # Its last iteration is over: what it keeps is outside of it.
             self._device.offsets.release()
