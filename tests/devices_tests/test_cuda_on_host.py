@@ -211,11 +211,13 @@ def opened(monkeypatch):
         opened.give_up()
 
     opened.reclaim = reclaim
+    before = cupy.cuda.get_allocator()
     opened.device = cuda.CudaDevice(_LIMIT)
     opened.device.memory.install(reclaim)
     yield opened
     opened.device.memory.uninstall()
     opened.device.close()
+    cupy.cuda.set_allocator(before)  # whatever the test has installed
 
 
 def _contents(array):

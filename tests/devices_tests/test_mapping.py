@@ -64,8 +64,10 @@ class Opened:
 
 
 @pytest.fixture
-def opened():
+def opened(monkeypatch):
     import cupy
+
+    monkeypatch.setenv('HYBRIDMEM_MAP', '1')
 
     gc.collect()
     cupy.get_default_memory_pool().free_all_blocks()
@@ -209,6 +211,19 @@ def test_a_limit_of_few_granules_maps_nothing(opened):
     device = CudaDevice(opened.granule * LEAST_GRANULES - 1)
     assert not device.memory.pool.maps and not device.offsets.moves_in
     device.close()
+
+
+def test_a_process_that_sees_several_gpus_maps_nothing_by_itself(monkeypatch):
+    from chainer_hybridmem.devices.cuda.gpu import Gpu
+    from chainer_hybridmem.devices.cuda.mapping import find_mapper
+
+    gpu = Gpu(None)
+    monkeypatch.delenv('HYBRIDMEM_MAP', raising=False)
+    mapper = find_mapper(gpu, 1 << 40)
+    assert (mapper is None) == (gpu.runtime.getDeviceCount() > 1)
+    for wish, maps in (('0', False), ('1', True)):
+        monkeypatch.setenv('HYBRIDMEM_MAP', wish)
+        assert (find_mapper(gpu, 1 << 40) is not None) == maps
 
 
 # -- what only the emulator can show -------------------------------------------

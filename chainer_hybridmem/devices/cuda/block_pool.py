@@ -40,7 +40,7 @@ class BlockPool(abc.ABC):
         limit_bytes (int): The limit.
         enforces_limit (bool): Whether the limit holds, whatever it is.
         whole_bytes (int): From this size on blocks do not lie among small ones.
-        arena (Arena or None): Where blocks with planned offsets lie.
+        arena (ArenaMemory or None): Where blocks with planned offsets lie.
         maps (bool): Whether memory is mapped as it is needed.
         spare_bytes (int): See :class:`.Offsets`.
         footprint_bytes (int): GPU memory taken, whether in use or free.
@@ -189,6 +189,7 @@ class MappedPool(BlockPool):
         self._all: weakref.WeakSet[Slab] = weakref.WeakSet()
 
     def take(self, nbytes: int, stream: int) -> SlabBlock | None:
+        self.lacking_bytes = nbytes  # unless it is known better
         key = nbytes < self.whole_bytes, stream
         slab = self._slabs.get(key)
         if slab is None or slab.is_crowded:
@@ -265,6 +266,7 @@ class DriverPool(BlockPool):
             # What outlives the session does not keep what is free.
             weakref.finalize(self, self._pool.free_all_blocks).atexit = False
         self._whole = WholeBlocks()
+        self._pool_bytes = -1  # limit of CuPy's pool: what nothing else takes
 
     @property
     def footprint_bytes(self) -> int:  # type: ignore[override]
@@ -310,18 +312,21 @@ class DriverPool(BlockPool):
 
     def _pool_pointer(self, nbytes: int) -> Any:
         """Memory of the pool, or None if the pool cannot give it."""
-        before = self._pool.total_bytes()
+        before = self._pool.total_bytes() if self._watching else 0
         pointer = self._ask_pool(nbytes)
         if pointer is None and self._whole.total_bytes:
             self.give_back()
             pointer = self._ask_pool(nbytes)
         # What it held may have shrunk meanwhile: it gives back before it asks.
-        self._asked += self._pool.total_bytes() > before
+        self._asked += self._watching and self._pool.total_bytes() > before
         return pointer
 
     def _ask_pool(self, nbytes: int) -> Any:
-        left = self.room_bytes - self._whole.total_bytes
-        self._pool.set_limit(max(left, 1) if self.enforces_limit else 0)
+        left = max(self.room_bytes - self._whole.total_bytes, 1)
+        limit_bytes = left if self.enforces_limit else 0  # 0: none
+        if limit_bytes != self._pool_bytes:
+            self._pool.set_limit(limit_bytes)
+            self._pool_bytes = limit_bytes
         try:
             return self._pool.malloc(nbytes)
         except self._gpu.cuda.memory.OutOfMemoryError:

@@ -15,6 +15,7 @@ Source: CUDA driver API, Virtual Memory Management (``cuMemMap`` and its kin).
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -134,7 +135,14 @@ class Mapper:
 
 
 def find_mapper(gpu: Gpu, limit_bytes: int) -> Mapper | None:
-    """What maps memory for a limit; None where blocks must come from elsewhere."""
+    """What maps memory for a limit; None where blocks must come from elsewhere.
+
+    Other GPUs, and MPI, cannot read what is mapped for one: a process that sees several
+    maps none unless ``HYBRIDMEM_MAP`` is 1. If that is 0, none is mapped at all.
+    """
+    wish = os.environ.get('HYBRIDMEM_MAP', '')
+    if wish == '0' or (wish != '1' and gpu.runtime.getDeviceCount() > 1):
+        return None
     try:
         with gpu.current():
             mapper = Mapper(gpu, ctypes.CDLL('libcuda.so.1'))
