@@ -6,7 +6,7 @@ what remains.
 Plain Chainer and a session take the same steps, as ``StandardUpdater`` does.
 
     make cuda-emulator
-    EMU_IDLE=1 EMU_TOTAL=80 \
+    EMU_IDLE=1 EMU_TOTAL=80 EMU_GRANULE=2097152 \
         .venv/bin/python tests/cuda_emulator/run.py .cuda-emulator/14 \
         .venv/bin/python -m benchmarks run cuda_counts
 """

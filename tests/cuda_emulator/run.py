@@ -27,6 +27,7 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
         'CUPY_CACHE_DIR': str(folder / 'cache' / cache),
         'CUPY_ACCELERATORS': '',
         'HYBRIDMEM_MAP': os.environ.get('HYBRIDMEM_MAP', '1'),
+        'EMU_GRANULE': os.environ.get('EMU_GRANULE', '4096'),
         'EMU_DEVICES': os.environ.get('EMU_DEVICES', '2'),
         'CHAINER_CUDNN': os.environ.get('CHAINER_CUDNN', '1') if has_cudnn else '0',
     }
