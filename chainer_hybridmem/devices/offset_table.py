@@ -18,6 +18,9 @@ class OffsetTable:
 
     Args:
         address: Of the table's words; see :mod:`.slab`.
+
+    Attributes:
+        is_sought (bool): Whether mallocs of an operation are expected.
     """
 
     def __init__(self, address: int) -> None:
@@ -27,6 +30,7 @@ class OffsetTable:
         self._arena: Arena | None = None
         self._segments: tuple[int, ...] = ()
         self._entries: Any = None  # keeps their memory
+        self.is_sought = False
 
     def expect(self, arena: Arena) -> bool:
         """Takes over an arena's entries; whether they are others than before."""
@@ -45,16 +49,12 @@ class OffsetTable:
         """The next mallocs are those of operation k; -1 for none of them."""
         self._words[native.NEXT // 8] = self._segments[k] if k >= 0 else 0
         self._words[native.STOP // 8] = self._segments[k + 1] if k >= 0 else 0
+        self.is_sought = k >= 0
 
     def lose_place(self) -> None:
         """There is no memory at the offset of the last malloc."""
         self._words[native.PLACED // 8] -= 1
         self._words[native.TAKEN // 8] += 1
-
-    @property
-    def sought(self) -> bool:
-        """Whether mallocs of an operation are expected."""
-        return bool(self._words[native.STOP // 8])
 
     def figures(self) -> PlaceFigures:
         """What has become of blocks so far."""

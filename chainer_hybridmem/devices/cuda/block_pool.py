@@ -62,7 +62,7 @@ class BlockPool(abc.ABC):
         self.from_pool = self.from_driver = 0
         self._elsewhere_bytes = 0
         self.enforces_limit = True
-        self._watching = 0
+        self._watching, self._asking = 0, False
         self.arena: ArenaMemory | None = None
         self.spare_bytes = self.lacking_bytes = 0
         self._asked = 0  # the driver, for memory
@@ -106,24 +106,27 @@ class BlockPool(abc.ABC):
         Returns:
             An object whose ``ptr`` is the address; None if there is none.
         """
-        if self._watching:
-            asked = self._asked
-            held = self._find(nbytes, stream)
-            if held is not None and self._asked > asked:
-                self.from_driver += nbytes
-            elif held is not None:
-                self.from_pool += nbytes
-            return held
-        return self._find(nbytes, stream)
-
-    def _find(self, nbytes: int, stream: int) -> Any:
+        if self._watching and not self._asking:
+            return self._find_watched(nbytes, stream)
         arena = self.arena
         if arena is None or stream != arena.stream:  # only there it is used again
             return self.take(nbytes, stream)
-        held = arena.place(nbytes)
+        held: Any = arena.place(nbytes)
         if held is None:
             held = self.take(nbytes, stream)
         return arena.cut(nbytes) if held is None else held
+
+    def _find_watched(self, nbytes: int, stream: int) -> Any:
+        asked, self._asking = self._asked, True
+        try:
+            held = self.find(nbytes, stream)
+        finally:
+            self._asking = False
+        if held is not None and self._asked > asked:
+            self.from_driver += nbytes
+        elif held is not None:
+            self.from_pool += nbytes
+        return held
 
     @abc.abstractmethod
     def take(self, nbytes: int, stream: int) -> Any:
@@ -532,7 +535,7 @@ class ArenaMemory(Slab):
 
     def place(self, nbytes: int) -> SlabBlock | None:
         """The planned space of the next malloc, if it has some that is free."""
-        if not self.table.sought:
+        if not self.table.is_sought:
             return None
         address = native.place(self.table.address, self._slab, nbytes)
         if not address:

@@ -193,9 +193,8 @@ class MappedMemory:
 
     def cover(self, address: int, nbytes: int) -> bool:
         """Sees to it that there is memory behind a block; whether there is."""
-        granule = self._granule
-        first = (address - self.ptr) // granule
-        end = (address + nbytes - self.ptr - 1) // granule + 1
+        offset, granule = address - self.ptr, self._granule
+        first, end = offset // granule, (offset + nbytes - 1) // granule + 1
         if self._mapped.find(0, first, end) < 0:
             return True
         with self._lock:
