@@ -58,7 +58,7 @@ class InstrumentSelector:
         self._history = history
         self._search = search
         self._detail = detail
-        self._placed: set[int] = set()  # arenas of the last iterations in a row
+        self._placed: list[Arena] = []  # of the last iterations in a row
         self._placed_last = -1  # number of the last one
 
     @property
@@ -141,7 +141,9 @@ class InstrumentSelector:
         """Allocations of this iteration get their offsets, or are logged."""
         arena, log = guide.arena.offsets, guide.wants_log and may_log
         if arena is not None:
-            placed = self._instruments.place(arena, self._moves_in(arena))
+            # What lacks memory for a draft that does not fit lies elsewhere for good.
+            moves_in = self._moves_in(arena) or not guide.arena.wanted
+            placed = self._instruments.place(arena, moves_in)
             self._history.begin_placing(is_draft=guide.arena.laid_out is None)
             if not placed:
                 self._find_no_place(guide)
@@ -154,10 +156,11 @@ class InstrumentSelector:
         number = self._history.iterations
         if self._placed_last != number - 1:
             self._placed.clear()
-        moves_in = id(arena) not in self._placed
-        self._placed.add(id(arena))
         self._placed_last = number
-        return moves_in
+        if any(one is arena for one in self._placed):
+            return False
+        self._placed.append(arena)
+        return True
 
     def _find_no_place(self, guide: Guide) -> None:
         """What the pool keeps is more than the layout has reckoned with."""

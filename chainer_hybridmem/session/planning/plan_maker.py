@@ -199,6 +199,8 @@ class PlanMaker:
             bound = lower_bound(problem, room_bytes).seconds
             plan = dataclasses.replace(plan, lower_bound_seconds=bound)
         self._draft = None if arena is None else (plan, arena)
+        if self._draft is not None and not fits and self._device.offsets.drafts:
+            return plan  # with a draft that nearly fits
         return self._leave_to_graph(guide, problem, plan)
 
     def take_draft(self, plan: Plan) -> Arena | None:
