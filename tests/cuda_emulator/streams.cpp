@@ -1,5 +1,6 @@
 // Streams and events: queues of work that runs late, in any order that they allow.
 #include "core.h"
+#include <set>
 #include <algorithm>
 #include <chrono>
 #include <dlfcn.h>
@@ -184,6 +185,8 @@ struct Event {
     std::shared_ptr<Mark> mark;
     bool timing = true;
 };
+static std::set<const void*> events;  // those that have not been destroyed
+static Event* event_of(cudaEvent_t handle) { return events.count(handle) ? (Event*)handle : nullptr; }
 
 static cudaError_t new_stream(cudaStream_t* out, unsigned flags) {
     Lock lock(mutex);
@@ -249,7 +252,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* out) {
 cudaError_t cudaStreamGetPriority(cudaStream_t, int* out) { *out = 0; return cudaSuccess; }
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned) {
     Lock lock(mutex);
-    auto& last = ((Event*)event)->mark;
+    if (!event_of(event)) return cudaErrorInvalidResourceHandle;
+    auto& last = event_of(event)->mark;
     if (last) stream_of(handle)->tasks.push_back({nullptr, last, nullptr});
     progress();
     return cudaSuccess;
@@ -267,19 +271,22 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
     Event* event = new Event;
     event->timing = !(flags & cudaEventDisableTiming);
     *out = (cudaEvent_t)event;
+    events.insert(event);
     return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* out) { return cudaEventCreateWithFlags(out, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     Lock lock(mutex);
     counters[EVENT_DESTROY]++;
+    if (!events.erase(event)) return cudaErrorInvalidResourceHandle;
     delete (Event*)event;
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
     Lock lock(mutex);
+    if (!event_of(event)) return cudaErrorInvalidResourceHandle;
     put(stream_of(handle), nullptr);
-    ((Event*)event)->mark = mark(stream_of(handle));
+    event_of(event)->mark = mark(stream_of(handle));
     progress();
     return cudaSuccess;
 }
@@ -287,7 +294,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     Lock lock(mutex);
     counters[QUERY]++;
     progress();
-    auto& last = ((Event*)event)->mark;
+    if (!event_of(event)) return cudaErrorInvalidResourceHandle;
+    auto& last = event_of(event)->mark;
     if (!last) return cudaSuccess;
     if (last->done) { join(program, last->clocks); return cudaSuccess; }
     counters[NOT_READY]++;
@@ -296,15 +304,16 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     Lock lock(mutex);
     counters[SYNCHRONIZE]++;
-    auto last = ((Event*)event)->mark;
+    if (!event_of(event)) return cudaErrorInvalidResourceHandle;
+    auto last = event_of(event)->mark;
     if (last) drain(last->stream, last.get());
     return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEvent_t last) {
     Lock lock(mutex);
     counters[ELAPSED]++;
-    Event *a = (Event*)first, *b = (Event*)last;
-    if (!a->timing || !b->timing || !a->mark || !b->mark) return cudaErrorInvalidResourceHandle;
+    Event *a = event_of(first), *b = event_of(last);
+    if (!a || !b || !a->timing || !b->timing || !a->mark || !b->mark) return cudaErrorInvalidResourceHandle;
     if (!a->mark->done || !b->mark->done) { counters[ELAPSED_NOT_READY]++; return cudaErrorNotReady; }
     *milliseconds = (b->mark->when - a->mark->when) * 1e3;
     return cudaSuccess;

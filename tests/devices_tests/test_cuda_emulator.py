@@ -177,6 +177,39 @@ def test_races_are_seen_in_any_order(sabotage, mode):
     assert out.strip() == str(sabotage != 'none'), errors
 
 
+COLLECTED = """
+    import gc
+    import cupy
+    from cuda_emulator import control
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
+
+    control.schedule('lazy')
+    device = CudaDevice(2**24)
+    device.memory.install(lambda missing: None)
+    array = cupy.full(100000, 5, 'f')
+    copy, transfer = device.copies.swap_out(device.arrays.root(array), None)
+    device.copies.wait(transfer)
+    del array, transfer
+    root = device.memory.allocate(400000)
+    address = root.ptr
+    cycle = [device.copies.swap_in(copy, root), copy]
+    cycle.append(cycle)
+    del root, copy, cycle
+    gc.collect()
+    again = cupy.full(100000, 7, 'f')
+    assert again.data.ptr == address
+    cupy.cuda.Device().synchronize()
+    print(again.get().min())
+"""
+
+
+def test_a_copy_that_the_collector_takes_with_its_events():
+    """CuPy's events have finalizers, which come first here."""
+    code, out, errors = run(COLLECTED)
+    assert (code, errors) == (0, '')
+    assert out.strip() == '7.0'
+
+
 TWO_STREAMS = """
     import cupy
     from cuda_emulator import control

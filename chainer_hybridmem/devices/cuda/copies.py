@@ -8,6 +8,7 @@ Note: [streams]
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -96,8 +97,15 @@ class CudaCopyEngine(CopyEngine):
             compute = self._gpu.compute()
             compute.wait_event(transfer.end)
             home = getattr(self._memory.find_owner(transfer.root), 'stream', compute)
-            if home != compute:
+            if home != compute and not gc.is_finalized(home):
                 home.wait_event(transfer.end)
+
+    def order_after_all(self, transfer: CudaTransfer) -> None:
+        """The same for a copy whose events are gone: it waits for all copies so far."""
+        for stream in (self.d2h, self.h2d):
+            if not gc.is_finalized(stream):
+                transfer.end = stream.record()
+                self.order_after(transfer)
 
     def fill(self, space: Space, root: Root) -> None:
         if space.last is not None:
@@ -164,7 +172,11 @@ class CudaTransfer(Transfer):
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # See Note: [streams].
-        if not finalizing() and not self._waited and not self.done():
+        if finalizing() or self._waited:
+            return
+        if gc.is_finalized(self.end):  # the collector takes both, and that one first
+            self._engine.order_after_all(self)
+        elif not self.done():
             self._engine.order_after(self)
 
 

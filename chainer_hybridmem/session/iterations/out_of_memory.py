@@ -294,7 +294,9 @@ class OutOfMemoryExplainer:
         assert recorder is not None
         recorder.enter()
         categories = {**iteration.categories, **self._arrays.find_categories()}
-        on_host = not self._runtime.device.clock.asynchronous
+        clock = self._runtime.device.clock
+        on_host = not clock.asynchronous
+        clock.synchronize()  # what is recorded has ended, its times are there
         try:
             draft = recorder.build(NO_LINK, {}, categories, self._arrays.find_owners())
             return limit_for_update(draft, coming(self._model, on_host))
