@@ -298,8 +298,6 @@ class Offsets(abc.ABC):
         moves_in (bool): Whether an arena may take over what lies elsewhere when its
             first iteration begins; else there is no memory for both.
         needed (bool): Whether the limit may not hold without an arena.
-        drafts (bool): Whether an arena that a plan's trace tells, which is not exact,
-            is better than none.
         spare_bytes (int): What a plan must leave of the limit, because memory comes in
             larger units than blocks.
     """
@@ -307,8 +305,12 @@ class Offsets(abc.ABC):
     alignment_bytes: int
     moves_in: bool
     needed: bool
-    drafts: bool = False
     spare_bytes: int = 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether an arena that a plan's trace tells, nearly exact, beats none."""
+        return self.needed and self.moves_in
 
     @abc.abstractmethod
     def block_bytes(self, nbytes: int) -> int:

@@ -45,7 +45,7 @@ SLAB_BYTES = 80
 # Words of a hole: where it begins, its bytes, and how many may have pages at most.
 HOLE_AT, HOLE_SIZE, HOLE_HELD, HOLE_BYTES = 0, 8, 16, 24
 MOST_HOLES = 1 << 13
-UNIT_BYTES = 512
+UNIT_BYTES = 512  # CuPy hands out multiples of this
 LEAST_HOLE = 4096  # smaller remainders go with the block, unless it is planned
 
 # Words of a table.

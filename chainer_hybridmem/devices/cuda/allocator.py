@@ -127,17 +127,8 @@ class Allocator:
             self._make_room(nbytes)
         stream = gpu.compute()
         block = pool.find(nbytes, stream.ptr)
-        # It fits by count, but what is free may lie in pieces.
-        wanted = 0
-        while block is None and self._frees(
-            wanted := min(max(2 * wanted, pool.lacking_bytes), nbytes)
-        ):
-            block = pool.find(nbytes, stream.ptr)
         if block is None:
-            pool.give_back()
-            block = pool.find(nbytes, stream.ptr)
-        if block is None and self._gives_way(nbytes):
-            block = pool.find(nbytes, stream.ptr)
+            block = self._find_among_pieces(nbytes, stream.ptr)
         if block is None:
             self._refuse(size)
         owner = Allocation(self, counter.count(nbytes), nbytes, block, stream)
@@ -161,6 +152,21 @@ class Allocator:
         self.wanted_bytes = 0
         if counter.used_bytes + nbytes > pool.limit_bytes:
             self._refuse(nbytes)
+
+    def _find_among_pieces(self, nbytes: int, stream: int) -> Any:
+        """A block that fits by count, while what is free may lie in pieces; or None."""
+        pool, wanted_bytes, block = self._pool, 0, None
+        while block is None:
+            wanted_bytes = min(max(2 * wanted_bytes, pool.lacking_bytes), nbytes)
+            if not self._frees(wanted_bytes):
+                break
+            block = pool.find(nbytes, stream)
+        if block is None:
+            pool.give_back()
+            block = pool.find(nbytes, stream)
+        if block is None and self._gives_way(nbytes):
+            block = pool.find(nbytes, stream)
+        return block
 
     def _frees(self, missing_bytes: int) -> bool:
         """Whether asking for memory once more has freed any."""

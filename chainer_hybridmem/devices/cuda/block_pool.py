@@ -62,7 +62,7 @@ class BlockPool(abc.ABC):
         self.from_pool = self.from_driver = 0
         self._elsewhere_bytes = 0
         self.enforces_limit = True
-        self._watching, self._asking = 0, False
+        self._watching = 0
         self.arena: ArenaMemory | None = None
         self.spare_bytes = self.lacking_bytes = 0
         self._asked = 0  # the driver, for memory
@@ -106,26 +106,21 @@ class BlockPool(abc.ABC):
         Returns:
             An object whose ``ptr`` is the address; None if there is none.
         """
-        if self._watching and not self._asking:
-            return self._find_watched(nbytes, stream)
-        arena = self.arena
+        arena, asked = self.arena, self._asked
+        held: Any
         if arena is None or stream != arena.stream:  # only there it is used again
-            return self.take(nbytes, stream)
-        held: Any = arena.place(nbytes)
-        if held is None:
             held = self.take(nbytes, stream)
-        return arena.cut(nbytes) if held is None else held
-
-    def _find_watched(self, nbytes: int, stream: int) -> Any:
-        asked, self._asking = self._asked, True
-        try:
-            held = self.find(nbytes, stream)
-        finally:
-            self._asking = False
-        if held is not None and self._asked > asked:
-            self.from_driver += nbytes
-        elif held is not None:
-            self.from_pool += nbytes
+        else:
+            held = arena.place(nbytes)
+            if held is None:
+                held = self.take(nbytes, stream)
+            if held is None:
+                held = arena.cut(nbytes)
+        if self._watching and held is not None:
+            if self._asked > asked:
+                self.from_driver += nbytes
+            else:
+                self.from_pool += nbytes
         return held
 
     @abc.abstractmethod
@@ -250,7 +245,7 @@ class MappedPool(BlockPool):
                 if wanted_bytes <= 0:
                     return
                 if not waited:
-                    self._gpu.synchronize()
+                    self._mapper.synchronize()
                     waited = True
                 if slab.unmap(*piece):
                     wanted_bytes -= piece[1]
@@ -458,8 +453,8 @@ class Slab:
 
     def take(self, found: int, nbytes: int) -> SlabBlock | None:
         """The block for which space has been found, if there is memory behind it."""
-        units = (found - self._base) % native.UNIT_BYTES
-        return self._hold(found - units, nbytes + units * native.UNIT_BYTES)
+        units = (found - self._base) % UNIT_BYTES
+        return self._hold(found - units, nbytes + units * UNIT_BYTES)
 
     def _hold(self, address: int, extent: int) -> SlabBlock | None:
         if self._mapped is None or self._mapped.cover(address, extent):

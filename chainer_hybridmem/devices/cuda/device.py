@@ -204,7 +204,7 @@ class CudaOffsets(Offsets):
         self._counted = PlaceFigures(0, 0, 0)  # in arenas that are gone
         self._missing_bytes = 0
         self._settled = False  # whether nothing that has a place lay elsewhere
-        self.moves_in = self.drafts = pool.maps
+        self.moves_in = pool.maps
         self.spare_bytes = pool.spare_bytes
 
     def block_bytes(self, nbytes: int) -> int:

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.devices.ports import Clock
+from chainer_hybridmem.devices.slab import UNIT_BYTES
 from chainer_hybridmem.devices.values import Mark
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.version import describe_installation
-
-UNIT_BYTES = 512  # CuPy's pool hands out multiples of this
 
 
 class Gpu:

@@ -99,7 +99,10 @@ class Mapper:
     def _must(self, name: str, *arguments: object) -> None:
         code = self._calls[name](*arguments)
         if code:
-            raise SessionError(f'CUDA: {name} has failed with error {code}.')
+            raise SessionError(
+                f'CUDA: {name} has failed with error {code}. Set HYBRIDMEM_MAP=0: then '
+                'no memory is mapped.'
+            )
 
     def reserve(self, nbytes: int) -> int:
         """The first of some addresses, a multiple of ``granule_bytes``."""
@@ -179,8 +182,7 @@ class MappedMemory:
         find_room: Callable[[int], int],
         count: Callable[[int], None],
     ) -> None:
-        self._pieces: dict[int, int] = {}  # the first granule of each, and how many
-        self.ptr = mapper.reserve(nbytes)
+        self.ptr = 0
         self._mapper = mapper
         self._refused_bytes = 0
         self._granule = mapper.granule_bytes
@@ -189,7 +191,9 @@ class MappedMemory:
         self._find_room = find_room
         self._count = count
         self._mapped = bytearray(nbytes // self._granule)  # granules
+        self._pieces: dict[int, int] = {}  # the first granule of each, and how many
         self._lock = threading.RLock()
+        self.ptr = mapper.reserve(nbytes)
 
     def cover(self, address: int, nbytes: int) -> bool:
         """Sees to it that there is memory behind a block; whether there is."""
@@ -259,7 +263,7 @@ class MappedMemory:
             self._count(-nbytes)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if finalizing() or not hasattr(self, '_count'):  # the driver may be gone
+        if finalizing() or not self.ptr:  # the driver may be gone
             return
         if self._pieces:
             self._mapper.synchronize()

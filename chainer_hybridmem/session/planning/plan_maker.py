@@ -124,7 +124,7 @@ class PlanMaker:
         self._tell = runtime.tell
         self._pause = Deadline()
         self._deadline: Deadline | None = None
-        self._draft: tuple[Plan, Arena] | None = None  # the last one that fits
+        self._draft: tuple[Plan, Arena] | None = None  # of the last plan
 
     def begin_pause(self) -> None:
         """The program waits from now on, for all that comes before its next step."""
