@@ -31,7 +31,9 @@ def on_cuda(monkeypatch):
 
 # The memory of a view was taken for free, what a door had handed out for unchanged, and
 # what the program had written into before it left; a running average that had left when
-# it turned out to stay was lost.
+# it turned out to stay was lost; a dropout that did not fit at once drew twice; a trial
+# that evicted an attribute was taken for a change by the program; a model's array that
+# a former graph still reads was taken for one that may leave.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

@@ -19,6 +19,7 @@ _NOT_FOLLOWED = (
     *(type, types.ModuleType, types.FunctionType),
     *(chainer.Variable, chainer.variable.VariableNode),
 )
+_AWAY = object()  # the value of an attribute that has left memory
 _GENERATORS = (np.random.RandomState, np.random.Generator, np.random.BitGenerator)
 
 
@@ -45,8 +46,15 @@ def surroundings(roots: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Names of the values that differ."""
-    return [name for name in before if after.get(name) != before[name]]
+    """Names of the values that differ, of those that are in memory both times."""
+    both = *before.items(), *after.items()
+    away = {name for name, value in both if value is _AWAY}
+    inside = tuple(f'{name}{mark}' for name in away for mark in ('/', ','))
+    return [
+        name
+        for name, value in before.items()
+        if after.get(name) != value and name not in away and not name.startswith(inside)
+    ]
 
 
 def _reached(
@@ -95,6 +103,8 @@ def _inside(
     elif hasattr(value, '__dict__') and not callable(getattr(value, '__get__', None)):
         private = graph.FRAMEWORK
         parts = [part for part in vars(value).items() if part[0] not in private]
+        for key in graph.list_away(value):
+            yield f'{name}/{key}', _AWAY
     for key, part in parts:
         inner = name if key == owners.CHILDREN else f'{name}/{key}'
         yield from _reached(inner, part, seen, depth)

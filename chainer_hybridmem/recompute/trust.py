@@ -133,7 +133,7 @@ def effects_refused(function: Any) -> Iterator[None]:
 def _surroundings(function: Any) -> dict[str, Any]:
     own, name = graph.target(function), graph.function_name(function)
     return effects.surroundings(
-        [(name, own), (f'class {name}', {**vars(graph.kind_of(own))})]
+        [(name, own), (f'class {name}', graph.class_values(own))]
     )
 
 

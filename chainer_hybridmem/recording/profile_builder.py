@@ -181,7 +181,8 @@ class ProfileBuilder:
     ) -> int:
         last_use = max([producer, *reads]) + 1
         if self._recording.draft:
-            return last_use
+            # The model holds what it made in an iteration whose graph still lives.
+            return -1 if allocation in self._recording.model.kinds else last_use
         if free < 0:
             return -1
         freed = self._find_operation(free)

@@ -215,6 +215,7 @@ class Rule:
         reads (tuple of str): Attributes that are cut along axis 0.
         makes (tuple of str): Attributes that forward makes, likewise.
         fits (callable): Whether it holds for a function with these inputs.
+        on_gpu (bool): Whether it holds for functions on a GPU, too.
     """
 
     cut: str = 'batch'
@@ -225,6 +226,7 @@ class Rule:
     reads: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
     fits: Callable[[Any, tuple[Array, ...]], bool] = lambda function, inputs: True
+    on_gpu: bool = True
 
     def axis(self, index: int) -> int | None:
         """Along which an input is cut."""
@@ -244,11 +246,6 @@ def _same_shapes(function: Any, inputs: tuple[Array, ...]) -> bool:
 def _without_cudnn(function: Any, inputs: tuple[Array, ...]) -> bool:
     del function
     return isinstance(inputs[0], np.ndarray) or not chainer.should_use_cudnn('>=auto')
-
-
-def _on_host(function: Any, inputs: tuple[Array, ...]) -> bool:
-    del function
-    return isinstance(inputs[0], np.ndarray)  # elsewhere other numbers are drawn
 
 
 def _pooled(function: Any, inputs: tuple[Array, ...]) -> bool:
@@ -310,7 +307,8 @@ _RULES: dict[type, Rule] = {
     max_pooling_nd.MaxPoolingNDGrad: Rule(least=1, fits=_without_cudnn),
     average_pooling_2d.AveragePooling2D: Rule(least=1, fits=_pooled),
     average_pooling_2d.AveragePooling2DGrad: Rule(least=1, fits=_without_cudnn),
-    dropout.Dropout: Rule(makes=('mask',), fits=_on_host),
+    # On a GPU parts draw other numbers, and what has been drawn cannot be drawn again.
+    dropout.Dropout: Rule(makes=('mask',), on_gpu=False),
     relu.ReLUGrad2: Rule(reads=('b',)),
     leaky_relu.LeakyReLU: Rule(),
     functions.LeakyReLUGrad: Rule(reads=('cond',)),
@@ -319,6 +317,7 @@ _RULES: dict[type, Rule] = {
     tanh.TanhGrad: Rule(reads=('x',), fits=_same_shapes),
 }
 KINDS = frozenset(_RULES)  # classes that have a rule
+GPU_KINDS = frozenset(kind for kind in KINDS if _RULES[kind].on_gpu)
 _WINDOWS = {
     convolution_2d.Convolution2DFunction: convolve,
     convolution_2d.Convolution2DGradW: weight_gradient,

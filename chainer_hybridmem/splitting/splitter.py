@@ -101,6 +101,8 @@ class Splitter:
         self, device: Device, splitting: Splitting, tell: Callable[[str], None]
     ) -> None:
         self._device = device
+        on_gpu = device.kind == 'cuda'
+        self._kinds = rules.GPU_KINDS if on_gpu else rules.KINDS
         self._splitting = splitting
         self._tell = tell
         self._known: dict[Place, Way] = {}
@@ -177,7 +179,7 @@ class Splitter:
         What is expected to fit then runs as ever, but for one ``try``: functions may be
         small, and most fit.
         """
-        if self._splitting and type(function) in rules.KINDS:
+        if self._splitting and type(function) in self._kinds:
             self.awaited = id(function)  # no reference: its graph may die
             k, index = self.place
             self.place = k, index + 1

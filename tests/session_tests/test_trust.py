@@ -14,8 +14,10 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
 from chainer_hybridmem.recompute import effects, trust
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
 ITERATIONS = 9
 PLANNERS = ['checkpoint-speed', 'in-core']
@@ -309,6 +311,33 @@ def test_a_counter_of_the_class_is_found_in_the_trial(data):
 
     with pytest.raises(SessionError, match='again has changed class .*count'):
         run(Wrong, data, memory_limit='1GB', planner='swap-all')
+
+
+@hybridmem.recomputable
+class Holding(Function):
+    def __init__(self):
+        super().__init__()
+        self.mask = np.ones(2000, np.float32)
+        self.masks = [np.ones(2000, np.float32), np.zeros(2000, np.float32)]
+
+
+@pytest.mark.parametrize('key', ['mask', 'masks.1'])
+@pytest.mark.parametrize('again', [False, True])
+def test_an_attribute_that_leaves_in_a_trial_is_no_change(key, again):
+    function = Holding()
+    array = graph.read_attribute(function, key)
+    slot = Slot(0, SlotKind.ATTRIBUTE, key)
+    reference = graph.SlotRef(slot, function, array)
+    if again:
+        reference.put(None)
+    with trust.effects_refused(function):
+        reference.put(array if again else None)
+    reference.put(array)
+    with pytest.raises(SessionError, match='has changed Holding/masks/0, and'):
+        with trust.effects_refused(function):
+            reference.put(None)
+            reference.put(array)
+            function.masks[0][5] = 3
 
 
 class Derived(Declared):

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import signal
+import types
 
 from support import networks  # imports chainer_hybridmem before chainer
 
@@ -34,6 +35,7 @@ TIGHT_LIMIT = 1_300_000
 RECOMPUTED = {'*': 'swap', '*MaxPoolingND': 'recompute', '*2DFunction': 'recompute'}
 SUM_LIMIT = 4_700_000  # of arrays of 1 MB
 NEW_WAY = 'does not fit as a whole'
+HOST = types.SimpleNamespace(kind='cpu')
 
 
 def test_without_parts_it_is_out_of_memory(data):
@@ -158,7 +160,7 @@ def test_what_is_replaced_in_chainer_comes_back_after_the_last_session():
         assert ours[0] is not before[0]
         assert all(ours[1][kind] is not before[1][kind] for kind in rules.KINDS)
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # another session
-            other = Splitter(None, 'exact', lambda line: None)
+            other = Splitter(HOST, 'exact', lambda line: None)
             thread.submit(other.__enter__).result()
             thread.submit(other.__exit__).result()
         assert replaced() == ours
@@ -171,7 +173,7 @@ def test_a_child_may_begin_a_session_though_a_thread_was_beginning_one():
         child = os.fork()
         if not child:
             signal.alarm(20)
-            with Splitter(None, 'exact', lambda line: None):
+            with Splitter(HOST, 'exact', lambda line: None):
                 pass
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -235,6 +237,14 @@ def test_more_and_more_parts_and_then_at_once(splitter, monkeypatch):
     lengths.clear()
     apply(splitter, 0, x[:5])  # not as many samples as it was found with
     assert lengths == [5, 2, 3]
+
+
+def test_what_draws_on_a_gpu_is_not_tried():
+    splitter = Splitter(types.SimpleNamespace(kind='cuda'), True, lambda line: None)
+    splitter.prepare(dropout.Dropout(0.5))
+    assert not splitter.awaited
+    splitter.prepare(function := sigmoid.Sigmoid())
+    assert splitter.awaited == id(function)
 
 
 def test_a_failed_dropout_has_drawn_nothing_and_has_no_mask(splitter, monkeypatch):

@@ -16,6 +16,7 @@ by_owner       a table of what is known about objects that may die
 
 from chainer_hybridmem.chainer_access.graph.attributes import (
     attribute_arrays,
+    list_away,
     read_attribute,
 )
 from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner, Entries, Entry
@@ -23,6 +24,7 @@ from chainer_hybridmem.chainer_access.graph.doors import (
     BACKWARD_LOOP,
     BringBack,
     backward_runs,
+    class_values,
     kind_of,
     watch,
 )
@@ -66,12 +68,14 @@ __all__ = [
     'add_local_hook',
     'attribute_arrays',
     'backward_runs',
+    'class_values',
     'communicates',
     'find_slots',
     'function_name',
     'function_of',
     'is_unfinished',
     'kind_of',
+    'list_away',
     'name_and_arrays',
     'node_array',
     'output_arrays',

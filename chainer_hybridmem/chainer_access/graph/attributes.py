@@ -37,8 +37,9 @@ _away: ByOwner[dict[str, _Elements | None]] = ByOwner()
 
 
 def list_away(owner: Any) -> list[str]:
-    """Names of attributes that have been away; some may be present again."""
-    return list(_away.get(owner) or ())
+    """Names of attributes that are away."""
+    names = _away.get(owner) or ()
+    return [name for name in names if name not in vars(owner)]
 
 
 def is_attribute_away(owner: Any, name: str) -> bool:

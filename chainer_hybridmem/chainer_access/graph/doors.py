@@ -104,6 +104,13 @@ def kind_of(function: Any) -> Any:
     return kind.__bases__[0] if _IS_DOOR in vars(kind) else kind
 
 
+def class_values(function: Any) -> dict[str, Any]:
+    """What the class of a function has of its own, by name, without its door."""
+    return {
+        name: value for name, value in vars(kind_of(function)).items() if name != _DOOR
+    }
+
+
 def open_door(owner: Any, name: str) -> None:
     """Restores an attribute when it is read, from before it leaves."""
     kind = kind_of(owner)
@@ -175,8 +182,7 @@ def _delete(owner: Any, name: str) -> None:
 def _reduce(owner: Any, protocol: Any) -> Any:
     """``__reduce_ex__`` of a door: a copy has everything."""
     for name in list_away(owner):
-        if is_attribute_away(owner, name):
-            _bring_back(owner, name)
+        _bring_back(owner, name)
     owner.__class__ = kind_of(owner)
     return owner.__reduce_ex__(protocol)
 
