@@ -25,6 +25,7 @@ A problem of a few feature maps has all its assignments simulated. Else:
    Where nothing is copied, rounds in which sources may stay follow: from the best so
    far, and in turns from the relaxation rounded and from all that can be made again.
 7. What leaves without making the plan faster stays (``undo_useless_moves``).
+8. Where the gap is wide, the bound of ``search/bound/segments`` proves more.
 
 So the result is not slower than what the planners asked find, or than the bound by
 more than ``tolerance``, and it says how far from the best possible it can be at most.
@@ -62,6 +63,7 @@ from chainer_hybridmem.search.bound import (
     TRUST,
     Bound,
     WholeRelaxation,
+    bound_of_parts,
     lower_bound,
     tighten,
     warm_up,
@@ -99,6 +101,7 @@ REFINING_SHARE = 0.14
 REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 LATE_SHARE = 0.28  # of the steps, on top of these
 LATE_GAP = 0.01  # up to which plans that copy do not gain by it
+WIDE_GAP = 0.02  # beyond which parts of backward are told apart to prove more
 LATE_TIME = 0.5  # of the time, if it is limited
 # Many short rounds find more than few long ones.
 LATE_STEPS = 20_000  # of a round at most
@@ -199,7 +202,10 @@ def hybrid(
         if search.problem is problem:  # else sources are decided about, too
             best = min(best, large, key=lambda c: (c.seconds, count_moves(c)))
         plan = search.finish('hybrid', undo_useless_moves(search, best), **options)
-    bound_seconds = min(bound.seconds, plan.predicted_seconds)
+    proven = bound.seconds
+    if search.problem is problem and plan.predicted_seconds > proven * (1 + WIDE_GAP):
+        proven = max(proven, bound_of_parts(problem, limit_bytes))
+    bound_seconds = min(proven, plan.predicted_seconds)
     return dataclasses.replace(plan, lower_bound_seconds=bound_seconds)
 
 

@@ -518,3 +518,5 @@ def test_what_is_replayed_in_several_parts_of_backward_counts_in_each() -> None:
     alone = lower_bound(problem, limit).seconds
     plan = make_plan(problem, limit, 'exact')
     assert alone * 1.1 < bound_of_parts(problem, limit) <= plan.predicted_seconds
+    plan = make_plan(problem, limit, 'hybrid')  # whose gap is wide without
+    assert plan.lower_bound_seconds == bound_of_parts(problem, limit)

@@ -112,6 +112,8 @@ class Bound:
         rounds (int): Linear programs solved.
         prices (ndarray): (n,) seconds per byte: by how much the relaxation falls with
             the load of each operation.
+        in_parts_seconds (float or None): Likewise proven, with replays by part of
+            backward; None until :func:`bound_of_parts` has been asked.
     """
 
     seconds: float
@@ -119,6 +121,7 @@ class Bound:
     recomputed: np.ndarray
     rounds: int
     prices: np.ndarray
+    in_parts_seconds: float | None = None
 
 
 def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
@@ -139,13 +142,23 @@ def lower_bound(problem: Problem, limit_bytes: int) -> Bound:
 def bound_of_parts(problem: Problem, limit_bytes: int) -> float:
     """Seconds below which no executable plan can be, with replays by part of backward.
 
-    It takes a few times as long as :func:`lower_bound`, and is never below it.
+    It takes a few times as long as :func:`lower_bound`, and is never below it. The
+    problem remembers the result.
 
     Args:
         problem: What is planned.
         limit_bytes: Memory limit.
     """
     bound = lower_bound(problem, limit_bytes)
+    seconds = bound.in_parts_seconds
+    if seconds is None:
+        seconds = _bound_of_parts(problem, limit_bytes, bound)
+        bound = dataclasses.replace(bound, in_parts_seconds=seconds)
+        problem.bounds[limit_bytes] = bound
+    return seconds
+
+
+def _bound_of_parts(problem: Problem, limit_bytes: int, bound: Bound) -> float:
     columns = problem.arrays.first_backward + 2 * len(problem.maps)
     if not bound.recomputed.any() or columns > MOST_DIVIDED:
         return bound.seconds
