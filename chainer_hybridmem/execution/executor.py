@@ -60,7 +60,7 @@ class Executor:
         self._device = device
         self._planned = maps.planned
         self.observers = Observers()
-        self._mover = Mover(maps.planned, self.observers)
+        self._mover = Mover(maps.planned, maps.functions.may_read, self.observers)
         self._recipes = Recipes(device, maps, may_drop)
         self._restorer = Restorer(
             device, maps, self._mover, self._recipes, self.observers

@@ -131,6 +131,15 @@ class LiveFunctions(graph.Entries[LiveFunction]):
         known = self.find(function)
         return known is not None and known.serial >= 0
 
+    def may_read(self, live: LiveMap) -> bool:
+        """Whether a backward that has not run yet may read a map."""
+        return any(
+            known.serial in live.uses
+            and (function := known()) is not None
+            and graph.may_go_back(function)
+            for known in list(self.by_id.values())  # collecting garbage forgets some
+        )
+
     def is_updated(self, function: Any) -> bool:
         """Whether parameters of a function have been updated since its forward."""
         known = self.find(function)

@@ -67,6 +67,10 @@ class PlannedMaps:
         live.follow(storage, self._table.tiers.get(storage), copy)
         self._maps[storage] = live
 
+    def is_for_good(self, live: LiveMap) -> bool:
+        """Whether the plan drops a map and never makes it again."""
+        return self._table is not None and live.storage in self._table.for_good
+
     # -- host copies ----------------------------------------------------------
     def keep_copy(self, live: LiveMap) -> None:
         """Keeps the host copy of a map for later iterations."""

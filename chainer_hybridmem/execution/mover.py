@@ -198,14 +198,22 @@ class Mover:
     Args:
         planned (PlannedMaps): Finds the maps of a plan; keeps host copies for later
             iterations.
+        may_be_read (callable): Tells whether a backward that has not run yet may read
+            a map.
         observers (Observers): Are told.
 
     Attributes:
         counters (Counters): What this iteration has moved.
     """
 
-    def __init__(self, planned: PlannedMaps, observers: Observers) -> None:
+    def __init__(
+        self,
+        planned: PlannedMaps,
+        may_be_read: Callable[[LiveMap], bool],
+        observers: Observers,
+    ) -> None:
         self._planned = planned
+        self._may_be_read = may_be_read
         self._observers = observers
         self.counters = Counters()
 
@@ -302,14 +310,29 @@ class Mover:
         live.drop(checked)
 
     def drop_planned(self, live: LiveMap) -> None:
-        """Drops a map as the plan says; what a later backward will ask for is kept."""
+        """Drops a map as the plan says; what a later backward will ask for is kept.
+
+        The iteration may go on otherwise than the one that was recorded, and ask for
+        the gradient of an input, say. What is not made again stays for that, as long as
+        it is in the graph of a function that backward can run.
+        """
         if live.outlives:  # replayer, [later iterations]
             self.put_away(live)
+        elif self._is_irreplaceable(live):
+            return
         elif self._observers.members and _waits(live):
             kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
             self._observers.wait(kind, live.storage, live.drop)
         else:
             self.drop(live)
+
+    def _is_irreplaceable(self, live: LiveMap) -> bool:
+        return (
+            self._planned.is_for_good(live)
+            and not live.host.valid
+            and bool(live.uses)
+            and self._may_be_read(live)
+        )
 
     # -- to the device --------------------------------------------------------
     def start_swap_in(self, live: LiveMap) -> None:

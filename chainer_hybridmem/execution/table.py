@@ -20,6 +20,7 @@ class ActionTable:
         swap_outs (dict): Copies to the host that start before an operation.
         releases (dict): Swapped maps whose memory must be free.
         drops (dict): Maps that are dropped, for good or to be recomputed.
+        for_good (set): Storages of maps that are dropped and not recomputed.
         swap_ins (dict): Copies to the device that start.
         needs (dict): Swapped maps that must be complete.
         replays (dict): Replays that run.
@@ -41,6 +42,7 @@ class ActionTable:
     swap_outs: Lists
     releases: Lists
     drops: Lists
+    for_good: set[int]
     swap_ins: Lists
     needs: Lists
     replays: dict[int, list[Replay]]
@@ -84,6 +86,11 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         swap_outs=swap_outs,
         releases=releases,
         drops=drops,
+        for_good={
+            entry.storage
+            for entry in plan.maps
+            if entry.action is not Action.RECOMPUTE and entry.drop_before >= 0
+        },
         swap_ins=swap_ins,
         needs=needs,
         replays=dict(replays),

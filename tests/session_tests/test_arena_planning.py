@@ -82,9 +82,9 @@ def test_where_none_fits():
 def test_a_spare_for_which_there_is_no_plan():
     problem, make_plan_for, limit, _ = setting(1)
     arguments = problem, make_plan_for, place
-    spare = limit - least_memory(problem)[0] + 1
-    plan, _, fits = plan_with_arena(*arguments, limit, spare, optional=False)
-    assert not fits and plan.memory_limit_bytes == limit
+    for spare in (limit - least_memory(problem)[0] + 1, limit, 2 * limit):
+        plan, _, fits = plan_with_arena(*arguments, limit, spare, optional=False)
+        assert not fits and plan.memory_limit_bytes == limit
     with pytest.raises(InfeasibleError):
         plan_with_arena(*arguments, least_memory(problem)[0] - 1, 0, optional=True)
 

@@ -34,6 +34,26 @@ def target(function: Any) -> Any:
     return function
 
 
+_BACKWARDS = {
+    chainer.FunctionNode: ('backward', 'backward_accumulate'),
+    chainer.Function: ('backward', 'backward_cpu', 'backward_gpu'),
+}
+
+
+def may_go_back(function: Any) -> bool:
+    """Whether a backward pass can run a function that is in the graph.
+
+    One of its inputs asks for a gradient, and its class has a backward.
+    """
+    own = target(function)
+    base = next(base for base in _BACKWARDS if isinstance(own, base))
+    kind = type(own)
+    has_one = any(
+        getattr(kind, name) is not getattr(base, name) for name in _BACKWARDS[base]
+    )
+    return has_one and any(node.requires_grad for node in function.inputs or ())
+
+
 def function_of(owner: Any) -> Any:
     """The function node that has an attribute or has made what a node retains.
 

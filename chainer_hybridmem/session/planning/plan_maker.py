@@ -82,6 +82,8 @@ def plan_with_arena(
         arenas.append(arena)
         return plan
 
+    if room_bytes <= 0:
+        return make_plan_for(limit_bytes), None, False
     try:
         fitted = fit(make, lambda plan: arenas[-1], room_bytes, deadline=deadline)
     except _NoTime:
