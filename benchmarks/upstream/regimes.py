@@ -146,9 +146,10 @@ class Regime(chainer.FunctionHook):
             return collections.defaultdict(list)
 
         return ActionTable(
-            lists(), lists(), lists(), lists(), lists(), lists(),
-            replayed=_All({-1}), busy=_All({-1}), swapped=set(), storage_of=_Numbers(),
-            recipes={}, crossing={}, update=-1, acting=_All({-1}), tiers={},
+            swap_outs=lists(), releases=lists(), drops=lists(), for_good=set(),
+            swap_ins=lists(), needs=lists(), replays=lists(), replayed=_All({-1}),
+            busy=_All({-1}), swapped=set(), storage_of=_Numbers(), recipes={},
+            crossing={}, update=-1, acting=_All({-1}), tiers={},
             growth_bytes=1 << 60,  # nothing of older graphs stays
         )  # fmt: skip
 
