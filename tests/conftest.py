@@ -72,6 +72,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope='module')
+def unburdened() -> None:
+    """Nor do they look through what the tests before have left to be remembered."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope='session')
 def small_workspaces() -> None:
     """Limits of tests are a few megabytes; cuDNN may take eight unless it is told."""
