@@ -166,7 +166,7 @@ class CheapReplays:
             return True
         functions, parameters = [maker], []
         for function in functions:  # grows
-            if self._maps.functions.is_updated(function):
+            if function.inputs is None or self._maps.functions.is_updated(function):
                 return False
             for node in function.inputs:
                 if owners.is_parameter(node):

@@ -102,6 +102,7 @@ REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 LATE_SHARE = 0.28  # of the steps, on top of these
 LATE_GAP = 0.01  # up to which plans that copy do not gain by it
 WIDE_GAP = 0.02  # beyond which parts of backward are told apart to prove more
+LEAST_FOR_PARTS = 5.0  # seconds of a time budget, which that goes beyond
 LATE_TIME = 0.5  # of the time, if it is limited
 # Many short rounds find more than few long ones.
 LATE_STEPS = 20_000  # of a round at most
@@ -203,7 +204,9 @@ def hybrid(
             best = min(best, large, key=lambda c: (c.seconds, count_moves(c)))
         plan = search.finish('hybrid', undo_useless_moves(search, best), **options)
     proven = bound.seconds
-    if search.problem is problem and plan.predicted_seconds > proven * (1 + WIDE_GAP):
+    is_wide = plan.predicted_seconds > proven * (1 + WIDE_GAP)
+    has_time = time_budget is None or time_budget >= LEAST_FOR_PARTS
+    if is_wide and has_time and search.problem is problem:
         proven = max(proven, bound_of_parts(problem, limit_bytes))
     bound_seconds = min(proven, plan.predicted_seconds)
     return dataclasses.replace(plan, lower_bound_seconds=bound_seconds)
