@@ -41,7 +41,6 @@ class CheapReplays:
     Attributes:
         most_seconds (callable or None): Seconds that replays may take instead of
             copying so many bytes; None as long as nothing may be dropped.
-        comes_again (bool): Whether a backward has come over an older graph.
     """
 
     def __init__(self, device: Device, maps: LiveMaps, restorer: Restorer) -> None:
@@ -53,15 +52,10 @@ class CheapReplays:
         self._rules: dict[int, Any] = {}  # update rules with our hook
         self._depend = False  # maps have been dropped that parameters make
         self.most_seconds: MostSeconds | None = None
-        self.comes_again = False
 
     def choose(self, most_seconds: MostSeconds | None) -> None:
         """Starts an iteration, in which maps may be dropped, or none."""
         self.most_seconds = most_seconds
-
-    def note_second_backward(self) -> None:
-        """A backward comes over an older graph, as later ones may."""
-        self.comes_again = True
 
     def note_untrusted(self, function: Any) -> None:
         """A function that is about to run may write into what it reads."""
@@ -153,33 +147,6 @@ class CheapReplays:
         return live is not leaving and live.state is not State.GONE
 
     # -- before an update -----------------------------------------------------
-    def can_make(self, live: LiveMap, maker: Any) -> bool:
-        """Whether a map can be made again when a backward is expected to read it.
-
-        Before parameters that it is made of change, it comes back.
-
-        Args:
-            live: It is to be dropped, because the host has no room.
-            maker: The last function that makes it again.
-        """
-        if not (live.is_awaited or self.comes_again):
-            return True
-        functions, parameters = [maker], []
-        for function in functions:  # grows
-            if function.inputs is None or self._maps.functions.is_updated(function):
-                return False
-            for node in function.inputs:
-                if owners.is_parameter(node):
-                    parameters.append(node.get_variable_or_none())
-                    continue
-                creator = node.creator_node
-                known = creator is None or any(f is creator for f in functions)
-                if not known and not self._has(node, live):
-                    functions.append(creator)
-        for parameter in parameters:
-            self._watch(parameter)
-        return True
-
     def _watch(self, parameter: Any) -> None:
         self._depend = True
         rule = parameter.update_rule
@@ -196,8 +163,7 @@ class CheapReplays:
             return
         self._depend = False
         for live in list(self._maps):
-            is_gone = live.state is State.GONE
-            if is_gone and live.is_awaited and live.slots.are_alive():
+            if live.state is State.GONE and live.uses and live.slots.are_alive():
                 live.outlive()
                 self._restorer.make_before_update(live)
 
