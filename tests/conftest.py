@@ -74,7 +74,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope='module')
 def unburdened() -> None:
-    """Nor do they look through what the tests before have left to be remembered."""
+    """Makes garbage collections skip what the modules before have left, likewise."""
     gc.collect()
     gc.freeze()
 

@@ -101,8 +101,7 @@ class Splitter:
         self, device: Device, splitting: Splitting, tell: Callable[[str], None]
     ) -> None:
         self._device = device
-        on_gpu = device.kind == 'cuda'
-        self._kinds = rules.GPU_KINDS if on_gpu else rules.KINDS
+        self._kinds = rules.GPU_KINDS if device.kind == 'cuda' else rules.KINDS
         self._splitting = splitting
         self._tell = tell
         self._known: dict[Place, Way] = {}
