@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from chainer_hybridmem.chainer_access import graph, owners
@@ -52,10 +52,15 @@ class CheapReplays:
         self._rules: dict[int, Any] = {}  # update rules with our hook
         self._depend = False  # maps have been dropped that parameters make
         self.most_seconds: MostSeconds | None = None
+        self._comes_again = False
 
     def choose(self, most_seconds: MostSeconds | None) -> None:
         """Starts an iteration, in which maps may be dropped, or none."""
         self.most_seconds = most_seconds
+
+    def note_second_backward(self) -> None:
+        """A backward comes over an older graph, as later ones may."""
+        self._comes_again = True
 
     def note_untrusted(self, function: Any) -> None:
         """A function that is about to run may write into what it reads."""
@@ -106,47 +111,81 @@ class CheapReplays:
             list of Parameter: What it reads beside maps; None if it takes longer, or
             something could change what it reads.
         """
-        functions, parameters = [function], []
         touched, seconds, peak_bytes = self._find_touched(), 0.0, 0
         most_bytes = self._device.memory.limit_bytes * LARGEST_SHARE
-        for function in functions:  # grows
-            known = self._maps.functions.find(function)
+        parameters = []
+        for index, other in enumerate(self._chain(live, function)):
+            known = self._maps.functions.find(other)
             recipe = None if known is None else known.recipe
             if known is None or recipe is None or known.pristine is None or known.drew:
                 return None
             seconds += recipe.seconds
             peak_bytes = max(peak_bytes, recipe.peak_bytes)
-            taken_bytes = peak_bytes + (len(functions) - 1) * live.nbytes
+            taken_bytes = peak_bytes + index * live.nbytes
             if seconds >= most_seconds or taken_bytes > most_bytes:
                 return None
             if recipe.covers or recipe.attributes or not recipe.exact:
                 return None
-            if self._maps.functions.is_updated(function):
+            if self._has_changed(other):
                 return None
-            for node in function.inputs:
+            for node in other.inputs:
                 if owners.is_parameter(node):
                     parameters.append(node.get_variable_or_none())
-                    continue
-                creator = node.creator_node
-                if (
-                    creator is None
+                elif (
+                    node.creator_node is None
                     or node in touched
                     or node.get_variable_or_none() is not None
                 ):
                     return None
-                known_already = any(creator is other for other in functions)
-                if not known_already and not self._has(node, live):
-                    functions.append(creator)
         return parameters
 
+    def _chain(self, live: LiveMap, maker: Any) -> Iterator[Any]:
+        """Yields every function that a replay would run: the last one comes first."""
+        functions = [maker]
+        for function in functions:  # grows
+            yield function
+            for node in function.inputs:
+                creator = node.creator_node
+                if creator is None or any(creator is other for other in functions):
+                    continue
+                if not self._has(node, live):
+                    functions.append(creator)
+
+    def _has_changed(self, function: Any) -> bool:
+        """Whether it has left the graph or its parameters are others since."""
+        return function.inputs is None or self._maps.functions.is_updated(function)
+
     def _has(self, node: Any, leaving: LiveMap) -> bool:
-        """Whether a node's array is there, or comes back by a copy."""
+        """Whether a node's array is there, or comes back by a copy.
+
+        An array that is no map may become one, and leave, before the replay.
+        """
         live = self._maps.find_of_node(node)
-        if live is None:
-            return graph.retained_array(node) is not None
-        return live is not leaving and live.state is not State.GONE
+        return live is not None and live is not leaving and live.state is not State.GONE
 
     # -- before an update -----------------------------------------------------
+    def can_make(self, live: LiveMap, maker: Any) -> bool:
+        """Whether a map can be made again when a backward is expected to read it.
+
+        Before parameters that it is made of change, it comes back.
+
+        Args:
+            live: It is to be dropped, because the host has no room.
+            maker: The last function that makes it again.
+        """
+        if not (live.is_awaited or self._comes_again):
+            return True
+        parameters = []
+        for function in self._chain(live, maker):
+            if self._has_changed(function):
+                return False
+            for node in function.inputs:
+                if owners.is_parameter(node):
+                    parameters.append(node.get_variable_or_none())
+        for parameter in parameters:
+            self._watch(parameter)
+        return True
+
     def _watch(self, parameter: Any) -> None:
         self._depend = True
         rule = parameter.update_rule
@@ -163,7 +202,8 @@ class CheapReplays:
             return
         self._depend = False
         for live in list(self._maps):
-            if live.state is State.GONE and live.uses and live.slots.are_alive():
+            is_gone = live.state is State.GONE
+            if is_gone and live.is_awaited and live.slots.are_alive():
                 live.outlive()
                 self._restorer.make_before_update(live)
 

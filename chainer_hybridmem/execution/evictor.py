@@ -464,9 +464,10 @@ class Evictor:
         else:
             self._mover.put_away(live)
             without_room = live.state is State.RESIDENT and live.host.copy is None
-            may_drop = without_room and self._may_drop(live)
-            if may_drop and self._restorer.find_maker(live) is not None:
-                self._mover.drop(live)
+            if without_room and self._may_drop(live):
+                maker = self._restorer.find_maker(live)
+                if maker is not None and self._cheap.can_make(live, maker):
+                    self._mover.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
         elif live.state is State.RESIDENT:

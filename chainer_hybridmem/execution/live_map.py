@@ -377,12 +377,17 @@ class LiveMap:
             self._leave(State.GONE)
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a backward is expected to read it."""
+        return bool(self.uses) or self.outlives
+
+    @property
     def may_be_read(self) -> bool:
         """Whether any function may ask for it again, as far as one knows.
 
         A backward function may write over its attributes, and run twice.
         """
-        return bool(self.uses) or self.outlives or self.slots.has_attribute()
+        return self.is_awaited or self.slots.has_attribute()
 
     # -- to the device --------------------------------------------------------
     def start_swap_in(self) -> int:
