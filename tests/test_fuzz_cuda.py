@@ -34,7 +34,8 @@ def on_cuda(monkeypatch):
 # it turned out to stay was lost; a dropout that did not fit at once drew twice; a trial
 # that evicted an attribute was taken for a change by the program; a model's array that
 # a former graph still reads was taken for one that may leave; what the gradient of an
-# input needs was dropped; what had no room on the host was dropped after an update.
+# input needs was dropped; what had no room on the host was dropped after an update, or
+# with a function before it that cannot run again.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

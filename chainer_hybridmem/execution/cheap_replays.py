@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from chainer_hybridmem.chainer_access import graph, owners
+from chainer_hybridmem.chainer_access import owners
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
@@ -52,15 +52,10 @@ class CheapReplays:
         self._rules: dict[int, Any] = {}  # update rules with our hook
         self._depend = False  # maps have been dropped that parameters make
         self.most_seconds: MostSeconds | None = None
-        self._comes_again = False
 
     def choose(self, most_seconds: MostSeconds | None) -> None:
         """Starts an iteration, in which maps may be dropped, or none."""
         self.most_seconds = most_seconds
-
-    def note_second_backward(self) -> None:
-        """A backward comes over an older graph, as later ones may."""
-        self._comes_again = True
 
     def note_untrusted(self, function: Any) -> None:
         """A function that is about to run may write into what it reads."""
@@ -114,21 +109,19 @@ class CheapReplays:
         touched, seconds, peak_bytes = self._find_touched(), 0.0, 0
         most_bytes = self._device.memory.limit_bytes * LARGEST_SHARE
         parameters = []
-        for index, other in enumerate(self._chain(live, function)):
+        for index, (other, sources) in enumerate(self._chain(live, function)):
             known = self._maps.functions.find(other)
-            recipe = None if known is None else known.recipe
-            if known is None or recipe is None or known.pristine is None or known.drew:
+            if sources is None or known is None or known.recipe is None or known.drew:
                 return None
+            recipe = known.recipe
             seconds += recipe.seconds
             peak_bytes = max(peak_bytes, recipe.peak_bytes)
             taken_bytes = peak_bytes + index * live.nbytes
             if seconds >= most_seconds or taken_bytes > most_bytes:
                 return None
-            if recipe.covers or recipe.attributes or not recipe.exact:
+            if recipe.covers or recipe.attributes:
                 return None
-            if self._has_changed(other):
-                return None
-            for node in other.inputs:
+            for node in sources:
                 if owners.is_parameter(node):
                     parameters.append(node.get_variable_or_none())
                 elif (
@@ -139,21 +132,25 @@ class CheapReplays:
                     return None
         return parameters
 
-    def _chain(self, live: LiveMap, maker: Any) -> Iterator[Any]:
-        """Yields every function that a replay would run: the last one comes first."""
+    def _chain(
+        self, live: LiveMap, maker: Any
+    ) -> Iterator[tuple[Any, list[Any] | None]]:
+        """Yields every function that a replay runs, and the nodes that each reads.
+
+        Args:
+            live: What the replay makes.
+            maker: The last function, which comes first.
+        """
         functions = [maker]
         for function in functions:  # grows
-            yield function
-            for node in function.inputs:
+            sources = self._restorer.find_sources(function)
+            yield function, sources
+            for node in sources or ():
                 creator = node.creator_node
                 if creator is None or any(creator is other for other in functions):
                     continue
                 if not self._has(node, live):
                     functions.append(creator)
-
-    def _has_changed(self, function: Any) -> bool:
-        """Whether it has left the graph or its parameters are others since."""
-        return function.inputs is None or self._maps.functions.is_updated(function)
 
     def _has(self, node: Any, leaving: LiveMap) -> bool:
         """Whether a node's array is there, or comes back by a copy.
@@ -163,29 +160,47 @@ class CheapReplays:
         live = self._maps.find_of_node(node)
         return live is not None and live is not leaving and live.state is not State.GONE
 
-    # -- before an update -----------------------------------------------------
-    def can_make(self, live: LiveMap, maker: Any) -> bool:
+    # -- without room on the host ---------------------------------------------
+    def can_make(self, live: LiveMap) -> bool:
         """Whether a map can be made again when a backward is expected to read it.
 
         Before parameters that it is made of change, it comes back.
 
         Args:
             live: It is to be dropped, because the host has no room.
-            maker: The last function that makes it again.
         """
-        if not (live.is_awaited or self._comes_again):
-            return True
-        parameters = []
-        for function in self._chain(live, maker):
-            if self._has_changed(function):
+        maker, parameters = self._restorer.find_maker(live), []
+        if maker is None:
+            return False
+        for _, sources in self._chain(live, maker):
+            if sources is None:
                 return False
-            for node in function.inputs:
+            for node in sources:
                 if owners.is_parameter(node):
                     parameters.append(node.get_variable_or_none())
         for parameter in parameters:
             self._watch(parameter)
         return True
 
+    def is_needless(self, live: LiveMap) -> bool:
+        """Whether no known backward needs a map, nor what is made again of it."""
+        return not live.is_awaited and not any(
+            other.state is State.GONE
+            and other.is_awaited
+            and other.slots.are_alive()
+            and self._is_made_of(other, live)
+            for other in self._maps
+        )
+
+    def _is_made_of(self, gone: LiveMap, live: LiveMap) -> bool:
+        maker = self._restorer.find_maker(gone)
+        return maker is not None and any(
+            self._maps.find_of_node(node) is live
+            for _, sources in self._chain(gone, maker)
+            for node in sources or ()
+        )
+
+    # -- before an update -----------------------------------------------------
     def _watch(self, parameter: Any) -> None:
         self._depend = True
         rule = parameter.update_rule

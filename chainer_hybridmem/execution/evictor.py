@@ -397,6 +397,7 @@ class Evictor:
                 self._stuck.add(live)
         if device.memory.used_bytes > goal:
             self._maps.forget_dead()  # copies on their way to what has died
+            self._drop_needless(goal)
         self._prefetcher.count_evicted(used_bytes - device.memory.used_bytes)
         if device.memory.used_bytes > goal:
             self.shortage = self._take_stock()
@@ -464,16 +465,29 @@ class Evictor:
         else:
             self._mover.put_away(live)
             without_room = live.state is State.RESIDENT and live.host.copy is None
-            if without_room and self._may_drop(live):
-                maker = self._restorer.find_maker(live)
-                if maker is not None and self._cheap.can_make(live, maker):
-                    self._mover.drop(live)
+            if without_room and self._may_drop(live) and self._cheap.can_make(live):
+                self._mover.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
         elif live.state is State.RESIDENT:
             self._stuck.add(live)
         elif live.uses or live.slots.name_present():  # else an iteration has left it
             self._mover.counters.count_eviction(live.storage >= 0)
+
+    def _drop_needless(self, goal: int) -> None:
+        """Drops what has no room on the host, and no known backward reads.
+
+        Args:
+            goal: Bytes that may be in use afterwards.
+        """
+        for live in [live for live in self._maps if live in self._stuck]:
+            if self._device.memory.used_bytes <= goal:
+                return
+            without_room = live.state is State.RESIDENT and live.host.copy is None
+            made = without_room and self._restorer.find_maker(live) is not None
+            if made and self._may_drop(live) and self._cheap.is_needless(live):
+                live.host.note_no_room()
+                self._mover.drop(live)
 
     def _may_drop(self, live: LiveMap) -> bool:
         return not self.rules.is_copied(live)

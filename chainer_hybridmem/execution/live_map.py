@@ -55,18 +55,21 @@ class HostSide:
         copy (HostCopy or None): Space on the host.
         tier (Tier or None): Where the space should lie; None where there is room.
         valid (bool): Whether the host copy has the contents.
+        had_room (bool): False once they are dropped because no memory has room.
         memory (Root or None): Device memory of the copy under way.
         transfer (Transfer or None): The copy under way.
     """
 
     __slots__ = (
-        '_device', '_lost', '_nbytes', 'copy', 'memory', 'tier', 'transfer', 'valid',
+        '_device', '_lost', '_nbytes', 'copy', 'had_room', 'memory', 'tier',
+        'transfer', 'valid',
     )  # fmt: skip
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
         self._nbytes = nbytes
         self._lost: SwapStoreError | None = None  # why the contents are nowhere
+        self.had_room = True
         self.copy: HostCopy | None = None
         self.tier: Tier | None = None
         self.valid = False
@@ -149,6 +152,10 @@ class HostSide:
         """
         if self._lost is not None:
             raise SwapStoreError(str(self._lost))
+
+    def note_no_room(self) -> None:
+        """Notes that the contents are dropped because no memory has room for them."""
+        self.had_room = False
 
     # -- copies ---------------------------------------------------------------
     def start_copy_out(self, root: Root) -> None:

@@ -47,7 +47,7 @@ from typing import Any
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device
-from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.errors import HostFullError, SessionError
 from chainer_hybridmem.execution.ledger import LiveFunction
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
@@ -242,15 +242,54 @@ class Recipes:
         """The function that makes an array again exactly, if there is one."""
         node = reference.node
         function = reference.function if node is None else node.creator_node
-        known = self._maps.functions.find(function)
-        recipe = None if known is None else known.recipe
-        if known is None or recipe is None or not recipe.exact:
-            return None
-        if known.pristine is None:  # no plan was followed then
+        recipe = self.find_recipe(function)
+        if recipe is None:
             return None
         # A replay begins with some attributes, as with the mask of a dropout.
         given = reference.slot.kind is SlotKind.ATTRIBUTE
         return None if given and reference.slot.key in recipe.attributes else function
+
+    def find_recipe(self, function: Any) -> Recipe | None:
+        """How a function runs again exactly, if it can."""
+        known = self._maps.functions.find(function)
+        if known is None or known.pristine is None:  # no plan was followed then
+            return None
+        return known.recipe if known.recipe is not None and known.recipe.exact else None
+
+    def find_sources(self, function: Any) -> list[Any] | None:
+        """The nodes that a replay reads.
+
+        Args:
+            function: It runs again.
+
+        Returns:
+            list of VariableNode or None: None if it cannot run again, as with updated
+            parameters, or without a minibatch that the program has let go of.
+        """
+        known, recipe = self._maps.functions.find(function), self.find_recipe(function)
+        if known is None or recipe is None:
+            return None
+        covered = [None if other is None else other() for other in known.covered]
+        sources = []
+        for other in (*covered, function):
+            left = other is None or other.inputs is None
+            if left or self._maps.functions.is_updated(other):
+                return None
+            sources += [
+                node
+                for node in other.inputs
+                if not any(node.creator_node is before for before in covered)
+            ]
+        return sources if all(map(self._is_in_reach, sources)) else None
+
+    def _is_in_reach(self, node: Any) -> bool:
+        """Whether its array is there, or a function makes it."""
+        return (
+            node.creator_node is not None
+            or graph.node_array(node) is not None
+            or self._maps.knows(node)
+            or node in self._leaves
+        )
 
 
 Asked = Callable[[Any, list[Slot]], None]
@@ -340,6 +379,10 @@ class Restorer:
                 return function
         return None
 
+    def find_sources(self, function: Any) -> list[Any] | None:
+        """The nodes that a replay reads; None if the function cannot run again."""
+        return self._recipes.find_sources(function)
+
     def make_before_update(self, live: LiveMap) -> None:
         """Makes a dropped map again: parameters are just about to be updated.
 
@@ -421,7 +464,17 @@ class Restorer:
     def _make_again(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
         live.host.refuse_lost()
-        self._run_unless_written(functools.partial(self._make_by_any, live))
+        try:
+            self._run_unless_written(functools.partial(self._make_by_any, live))
+        except SessionError as error:
+            if live.host.had_room:
+                raise
+            raise HostFullError(
+                f'{live.nbytes} bytes of a feature map are asked for once more. They '
+                f'were let go of after backward had read them, because neither '
+                f'memory_limit nor host_limit had room for them, and they cannot be '
+                f'made again. Raise one of the two.'
+            ) from error
 
     def _make_by_any(self, live: LiveMap) -> None:
         for reference in live.slots:
@@ -469,15 +522,15 @@ class Restorer:
     def _run(self, function: Any) -> tuple[Any, Any]:
         """Runs a forward again; returns its outputs and the object with attributes."""
         known = self._maps.functions.know(function)
-        before, recipe = known.pristine, known.recipe
-        if recipe is None and known.drew:
+        before, recipe = known.pristine, self._recipes.find_recipe(function)
+        if known.recipe is None and known.drew:
             raise SessionError(
                 f'{graph.function_name(function)} draws random numbers in this '
                 f'iteration, but did not when it was recorded, and another feature map '
                 f'was to be recomputed from what it makes. Use a planner that only '
                 f'swaps, such as swap-opt.'
             )
-        if before is None or recipe is None or not recipe.exact:
+        if before is None or recipe is None:
             raise _dropped_too_early(graph.function_name(function))
         self._mover.counters.count_replay()
         covered = [None if other is None else other() for other in known.covered]

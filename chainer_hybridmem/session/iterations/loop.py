@@ -654,7 +654,6 @@ class Loop(chainer.FunctionHook):
             return -1
         if known.origin is iteration:  # it was quiet when that has run
             return known.operation
-        self._executor.cheap.note_second_backward()
         updated = self._executor.functions.is_updated(function)
         self._outlive(known, _name_maps(known), updated)
         return -1
