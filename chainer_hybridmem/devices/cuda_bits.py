@@ -13,14 +13,14 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from chainer_hybridmem.devices.values import Array
 
 PIECE_BYTES = 1 << 24  # copied at a time of an array that has gaps
 _WORD_BYTES = 8
 _THREADS = 256
-_MOST_BLOCKS = 1024
-_MOST_LATE_BLOCKS = 512
-_SUMS = 16  # so that threads do not wait for each other; as in digest
+_MOST_BLOCKS = 512
 _SOURCE = r"""
 typedef unsigned long long word;
 
@@ -33,8 +33,10 @@ __device__ word read(const unsigned char* data, word i, word nbytes) {
     return result;
 }
 
-// What a thread adds to the digest.
-__device__ word share(const unsigned char* data, word nbytes, word first) {
+// One word for each block, which lies in pinned memory.
+extern "C" __global__ void digest(
+        const unsigned char* data, word nbytes, word first, word* result) {
+    __shared__ word shares[256];
     word sum = 0, words = (nbytes + 7) / 8, step = (word)gridDim.x * blockDim.x;
     for (word i = (word)blockIdx.x * blockDim.x + threadIdx.x; i < words; i += step) {
         word x = read(data, i, nbytes) + (first + i + 1) * 0x9E3779B97F4A7C15ull;
@@ -42,22 +44,10 @@ __device__ word share(const unsigned char* data, word nbytes, word first) {
         x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
         sum += x ^ (x >> 31);
     }
-    return sum;
-}
-
-extern "C" __global__ void digest(
-        const unsigned char* data, word nbytes, word first, word* result) {
-    atomicAdd(result + blockIdx.x % 16, share(data, nbytes, first));
-}
-
-// One word for each block, which may lie in pinned memory.
-extern "C" __global__ void digest_by_block(
-        const unsigned char* data, word nbytes, word* result) {
-    __shared__ word shares[256];
-    shares[threadIdx.x] = share(data, nbytes, 0);
+    shares[threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.x) return;
-    word sum = 0;
+    sum = 0;
     for (unsigned int i = 0; i < blockDim.x; ++i) sum += shares[i];
     result[blockIdx.x] = sum;
 }
@@ -81,29 +71,32 @@ def fingerprint(array: Array) -> int:
     Args:
         array: A CuPy array of any shape and layout, on the current GPU.
     """
-    result = _words(_SUMS, 0)
-    first = 0
+    found, first = [], 0
     for piece in _pieces(in_order(array)):
-        _launch('digest', piece.nbytes, (piece.data.ptr, piece.nbytes, first, result))
+        words = _words(count_blocks(piece.nbytes))
+        write_digest(piece, words.ctypes.data, len(words), first)
+        found.append(words)
         first += piece.nbytes // _WORD_BYTES
-    return int(result.get().sum(dtype='u8'))
+    import_cupy().cuda.get_current_stream().synchronize()
+    return int(np.concatenate(found).sum(dtype='u8'))
 
 
-def late_blocks(nbytes: int) -> int:
+def count_blocks(nbytes: int) -> int:
     """How many words :func:`write_digest` writes for an array of this size."""
-    return min(_MOST_LATE_BLOCKS, -(-nbytes // (_WORD_BYTES * _THREADS * 8)))
+    return min(_MOST_BLOCKS, -(-nbytes // (_WORD_BYTES * _THREADS * 8)))
 
 
-def write_digest(array: Array, address: int, blocks: int) -> None:
+def write_digest(array: Array, address: int, blocks: int, first: int = 0) -> None:
     """Issues a kernel that writes words whose sum is an array's digest.
 
     Args:
         array: Contiguous, on the current GPU.
-        address: Of the words, in memory that the GPU can write.
-        blocks: How many: :func:`late_blocks`.
+        address: Of the words, in pinned memory.
+        blocks: How many: :func:`count_blocks`.
+        first: Words of the whole array that come before this part of it.
     """
-    arguments = array.data.ptr, array.nbytes, address
-    _kernel('digest_by_block')((blocks,), (_THREADS,), arguments)
+    arguments = array.data.ptr, array.nbytes, first, address
+    _launch('digest', blocks, arguments)
 
 
 def same_memory(left: Array, right: Array) -> bool | None:
@@ -117,11 +110,12 @@ def same_memory(left: Array, right: Array) -> bool | None:
     left, right = in_order(left), in_order(right)
     if not left.flags.c_contiguous:
         return None
-    result = _words(1, 0xFF)
-    _launch(
-        'compare', left.nbytes, (left.data.ptr, right.data.ptr, left.nbytes, result)
-    )
-    return bool(result.get()[0])
+    result = _words(1)
+    result[0] = 1
+    arguments = left.data.ptr, right.data.ptr, left.nbytes, result.ctypes.data
+    _launch('compare', count_blocks(left.nbytes), arguments)
+    import_cupy().cuda.get_current_stream().synchronize()
+    return bool(result[0])
 
 
 def in_order(array: Array) -> Array:
@@ -141,16 +135,15 @@ def _pieces(array: Array) -> Iterator[Array]:
         yield array[i : i + rows].copy(order='C')
 
 
-def _words(count: int, byte: int) -> Array:
-    """Words of memory on the GPU, every byte of them the same."""
-    result = import_cupy().empty(count, 'u8')
-    result.data.memset_async(byte, result.nbytes)
-    return result
+def _words(count: int) -> Array:
+    """Words of pinned memory: where the GPU is full, it has no room for a result."""
+    nbytes = max(count, 1) * _WORD_BYTES
+    memory = import_cupy().cuda.alloc_pinned_memory(nbytes)
+    return np.frombuffer(memory, 'u8', count)
 
 
-def _launch(name: str, nbytes: int, arguments: tuple[Any, ...]) -> None:
-    if nbytes:
-        blocks = min(_MOST_BLOCKS, -(-nbytes // (_WORD_BYTES * _THREADS * 8)))
+def _launch(name: str, blocks: int, arguments: tuple[Any, ...]) -> None:
+    if blocks:
         _kernel(name)((blocks,), (_THREADS,), arguments)
 
 

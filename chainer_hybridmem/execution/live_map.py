@@ -423,7 +423,8 @@ class LiveMap:
     def refill(self, root: Root, what: str) -> bool:
         """Puts recomputed contents into the graph.
 
-        A copy on the host that has been made since counts more.
+        A copy on the host that has been made since counts more: it comes back where it
+        differs, or where the host cannot compare now.
 
         Args:
             root: The contents.
@@ -436,7 +437,8 @@ class LiveMap:
             SwapStoreError: If the program has changed them, and that is lost.
         """
         self.host.refuse_lost()
-        if self.state is State.AWAY and self.host.differs_from(root):
+        asynchronous = self._device.clock.asynchronous
+        if self.state is State.AWAY and (asynchronous or self.host.differs_from(root)):
             self.start_swap_in()
             self.finish_swap_in()
         elif self.state in (State.AWAY, State.GONE):

@@ -85,7 +85,7 @@ class LateChecks:
         array = cuda_bits.in_order(array)
         if not array.flags.c_contiguous or not array.nbytes:
             return None
-        count = cuda_bits.late_blocks(array.nbytes)
+        count = cuda_bits.count_blocks(array.nbytes)
         chunk = self._chunk(count)
         if chunk is None:
             return None
