@@ -36,7 +36,8 @@ def on_cuda(monkeypatch):
 # a former graph still reads was taken for one that may leave; what the gradient of an
 # input needs was dropped; what had no room on the host was dropped after an update, or
 # with a function before it that cannot run again; a replay of what the program had
-# written counted more than the copy; there was no room for a fingerprint.
+# written counted more than the copy; there was no room for a fingerprint; a digest was
+# compared after its words had been used again.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

@@ -84,6 +84,19 @@ def test_each_iteration_has_its_own(checks):
     assert checks.differences(wait=True) == []
 
 
+def test_a_digest_of_an_earlier_iteration_counts_after_its_words_are_used_again(checks):
+    array, other = ramp(8), ramp(8) + 1
+    kept, wrong = checks.digest(array), checks.digest(other)
+    checks.end_iteration(1)
+    assert checks.differences(wait=True) == []
+    for _ in range(2):  # into the same words
+        checks.digest(array * 3)
+    checks.expect_same(kept, checks.digest(array), 'the same')
+    checks.expect_same(wrong, checks.digest(array), 'other ones')
+    checks.end_iteration(2)
+    assert checks.differences(wait=True) == [(2, 'other ones')]
+
+
 def test_pinned_memory_is_used_again(checks, monkeypatch):
     array = ramp(1 << 18)
     monkeypatch.setattr(late_checks, 'CHUNK_WORDS', 200)

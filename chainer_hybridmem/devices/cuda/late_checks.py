@@ -10,7 +10,8 @@ Note: [late checks]
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+import weakref
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +22,28 @@ CHUNK_WORDS = 1 << 16
 _WORD_BYTES = 8
 
 
-class Digest(NamedTuple):
-    """Words in pinned memory that a kernel writes.
+class Digest:
+    """Words in pinned memory that a kernel writes; their sum, modulo 2^64, counts.
 
-    Attributes:
-        words (numpy.ndarray): Their sum counts, modulo 2^64.
+    Args:
+        words: (n,) uint64, which later iterations write, too.
     """
 
-    words: Any
+    __slots__ = ('__weakref__', '_value', '_words')
+
+    def __init__(self, words: Any) -> None:
+        self._words = words
+        self._value: int | None = None
 
     def value(self) -> int:
         """The digest, once the kernel has run."""
-        return int(self.words.sum(dtype='u8'))
+        if self._value is None:
+            return int(self._words.sum(dtype='u8'))
+        return self._value
+
+    def settle(self) -> None:
+        """The kernel has run, and others get the words: a map may outlive them."""
+        self._value = self.value()
 
 
 class _Chunk:
@@ -51,6 +62,7 @@ class _Batch:
 
     Attributes:
         chunks (list of _Chunk): Where their words are.
+        digests (list): Weak references to those that have been issued.
         pairs (list): Two digests that must be equal, and of what.
         end (cupy.cuda.Event or None): Behind the last kernel, once it is issued.
         iteration (int): Its number.
@@ -59,6 +71,7 @@ class _Batch:
     def __init__(self) -> None:
         self.iteration = 0
         self.chunks: list[_Chunk] = []
+        self.digests: list[weakref.ref[Digest]] = []
         self.pairs: list[tuple[Digest, Digest, str]] = []
         self.end: Any = None
 
@@ -91,10 +104,12 @@ class LateChecks:
             return None
         first, chunk.taken = chunk.taken, chunk.taken + count
         cuda_bits.write_digest(array, chunk.address + _WORD_BYTES * first, count)
-        return Digest(chunk.words[first : first + count])
+        digest = Digest(chunk.words[first : first + count])
+        self._batch.digests.append(weakref.ref(digest))
+        return digest
 
     def expect_same(self, before: Digest, after: Digest, what: str) -> None:
-        """Two digests of this iteration must be equal.
+        """Two digests of this iteration, or of earlier ones, must be equal.
 
         Args:
             before: One of them.
@@ -133,6 +148,10 @@ class LateChecks:
                 for before, after, what in batch.pairs
                 if before.value() != after.value()
             ]
+            for reference in batch.digests:
+                digest = reference()
+                if digest is not None:
+                    digest.settle()
             for chunk in batch.chunks:
                 chunk.taken = 0
             self._free += batch.chunks
