@@ -50,7 +50,8 @@ class CheapReplays:
         self._untrusted: list[weakref.ref[Any]] = []  # functions
         self._touched: weakref.WeakSet[Any] = weakref.WeakSet()  # nodes they read
         self._rules: dict[int, Any] = {}  # update rules with our hook
-        self._depend = False  # maps have been dropped that parameters make
+        self._dropped: weakref.WeakSet[LiveMap] = weakref.WeakSet()
+        self._depend = False  # some of them are made of parameters
         self.most_seconds: MostSeconds | None = None
 
     def choose(self, most_seconds: MostSeconds | None) -> None:
@@ -88,8 +89,7 @@ class CheapReplays:
         parameters = self._walk(live, function, most_seconds)
         if parameters is None or (parameters and not live.uses):
             return False  # for they will be others then
-        for parameter in parameters:
-            self._watch(parameter)
+        self._note_dropped(live, parameters)
         return True
 
     def _walk(
@@ -178,8 +178,7 @@ class CheapReplays:
             for node in sources:
                 if owners.is_parameter(node):
                     parameters.append(node.get_variable_or_none())
-        for parameter in parameters:
-            self._watch(parameter)
+        self._note_dropped(live, parameters)
         return True
 
     def is_needless(self, live: LiveMap) -> bool:
@@ -201,24 +200,29 @@ class CheapReplays:
         )
 
     # -- before an update -----------------------------------------------------
-    def _watch(self, parameter: Any) -> None:
-        self._depend = True
-        rule = parameter.update_rule
-        if rule is not None and id(rule) not in self._rules:
-            owners.call_before_update(rule, weakref.WeakMethod(self.settle))
-            self._rules[id(rule)] = rule
+    def _note_dropped(self, live: LiveMap, parameters: list[Any]) -> None:
+        """A map is about to be dropped, which is made of parameters and maps."""
+        self._dropped.add(live)
+        for parameter in parameters:
+            self._depend = True
+            rule = parameter.update_rule
+            if rule is not None and id(rule) not in self._rules:
+                owners.call_before_update(rule, weakref.WeakMethod(self.settle))
+                self._rules[id(rule)] = rule
 
     def settle(self) -> None:
-        """Makes again what has been dropped and is still to be read.
+        """Makes again what has been dropped here and is still to be read.
 
         Parameters are about to change.
         """
         if not self._depend:
             return
         self._depend = False
-        for live in list(self._maps):
-            is_gone = live.state is State.GONE
-            if is_gone and live.is_awaited and live.slots.are_alive():
+        dropped, self._dropped = self._dropped, weakref.WeakSet()
+        for live in list(self._maps):  # in their order
+            if live not in dropped or live.state is not State.GONE:
+                continue
+            if live.is_awaited and live.slots.are_alive():
                 live.outlive()
                 self._restorer.make_before_update(live)
 
