@@ -200,8 +200,16 @@ def _is_documented(message: str, case: Case) -> bool:
 
 
 def _writes_late(case: Case) -> bool:
-    """Whether it begins to write into feature maps after the first recording."""
-    return any(o['since'] for name, o, _ in case.layers if name == 'written')
+    """Whether it writes where no recording can have seen it.
+
+    It begins after the first one, or lets go of what it has written into and backward
+    does not read; where the host compares at once, a replay that read it runs again.
+    """
+    return any(
+        o['since'] or (o.get('unread') and o['late'] and place().tells_late)
+        for name, o, _ in case.layers
+        if name == 'written'
+    )
 
 
 def _after(case: Case, run: Run, expected: _Expected) -> None:
