@@ -16,6 +16,7 @@ Note: [stream order]
 from __future__ import annotations
 
 import abc
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -214,6 +215,23 @@ class Arrays(abc.ABC):
     @abc.abstractmethod
     def root(self, array: Array) -> Root:
         """The owner of the allocation behind an array."""
+
+    def track(self, array: Array) -> Callable[[], Root | None]:
+        """Finds the allocation of an array for as long as anything keeps it alive.
+
+        Where there are no weak references to roots, this looks for the array, or for
+        the one that it is a view of, and misses other arrays there.
+        """
+        root = self.root(array)
+        if type(root).__weakrefoffset__:
+            return weakref.ref(root)
+        reference = weakref.ref(array if array.base is None else array.base)
+
+        def find_root() -> Root | None:
+            alive = reference()
+            return None if alive is None else self.root(alive)
+
+        return find_root
 
     @abc.abstractmethod
     def root_bytes(self, root: Root) -> int:

@@ -7,7 +7,6 @@ weak reference finds that memory again without keeping it alive.
 from __future__ import annotations
 
 import contextvars
-import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -37,19 +36,7 @@ def find_nothing() -> None:
 
 def track_memory(device: Device, array: Array | None) -> Callable[[], Root | None]:
     """Finds the allocation of an array for as long as any reference keeps it alive."""
-    if array is None:
-        return find_nothing
-    held = device.arrays.root(array)
-    if type(held).__weakrefoffset__:
-        return weakref.ref(held)
-    # CuPy's memory; there, views refer to the array they are of.
-    reference = weakref.ref(array if array.base is None else array.base)
-
-    def find_root() -> Root | None:
-        alive = reference()
-        return None if alive is None else device.arrays.root(alive)
-
-    return find_root
+    return find_nothing if array is None else device.arrays.track(array)
 
 
 def copy_memory(device: Device, target: Root, source: Root, nbytes: int) -> None:

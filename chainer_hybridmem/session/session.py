@@ -31,6 +31,7 @@ from chainer_hybridmem.session.iterations.iteration_history import IterationHist
 from chainer_hybridmem.session.iterations.learning import (
     Learning,
     end_late_checks,
+    find_difference,
     refuse_differences,
 )
 from chainer_hybridmem.session.iterations.loop import Loop
@@ -48,7 +49,11 @@ from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import open_runtime
-from chainer_hybridmem.session.setting.session_thread import SessionThread, ThreadGuard
+from chainer_hybridmem.session.setting.session_thread import (
+    SessionThread,
+    ThreadGuard,
+    warn_user,
+)
 from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.units import format_bytes, format_count
 
@@ -232,17 +237,28 @@ class Session:
                     self._thread.warn_if_unseen(updates, self._runtime.tell)
                 if self.options.keep_graph:
                     executor.close(whole=True)
+            with contextlib.suppress(*(() if error is None else (Exception,))):
                 last = self.iterations + self._loop.iteration.started
-                end_late_checks(device, last)
+                end_late_checks(device, last)  # which a broken GPU cannot
         finally:
             try:
                 executor.abandon()
             finally:
                 device.close()
+        if error is None and message is None:
+            refuse_differences(device, wait=True)
+        self._warn_of_differences()
         if message is not None:
             raise message from error
-        if error is None:
-            refuse_differences(device, wait=True)
+
+    def _warn_of_differences(self) -> None:
+        """Another error ends the session, and must not hide that numbers are wrong."""
+        found = ''
+        with contextlib.suppress(Exception):  # the GPU may be broken
+            found = find_difference(self.device, wait=True)
+        if found:
+            self._runtime.tell(found)
+            warn_user(found)
 
     def _leave_at_exit(self) -> None:
         """The process ends inside of the session."""

@@ -192,6 +192,23 @@ class DeviceConformance:
             seen.add(ident)
             del array
 
+    def test_memory_is_found_while_any_array_is_there(self, opened: Opened) -> None:
+        device, xp = opened.device, opened.xp
+        array = xp.empty(MIB, 'u1')
+        ident = device.arrays.allocation_id(array)
+        view = device.arrays.capture(array)
+        find = device.arrays.track(array)
+        other = device.arrays.restore(device.arrays.root(array), view)
+        del array
+        root = find()
+        assert root is not None
+        again = device.arrays.restore(root, view)
+        assert device.arrays.allocation_id(again) == ident
+        del root, other
+        assert find() is not None
+        del again
+        assert find() is None
+
     def test_events(self, opened: Opened) -> None:
         device, xp = opened.device, opened.xp
         device.memory.start_events()

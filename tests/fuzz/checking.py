@@ -8,6 +8,7 @@ import gc
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 
 from chainer_hybridmem import InfeasibleError
@@ -142,8 +143,9 @@ def _train(
 ) -> None:
     opened = open_session(run, limit, folder)
     different = None
+    told: list[warnings.WarningMessage] = []
     try:
-        with opened:
+        with warnings.catch_warnings(record=True) as told, opened:
             place().take_figures()
             for number in range(len(case.steps) - 1):
                 ask(opened, case.steps[number].event, case)
@@ -159,6 +161,9 @@ def _train(
         if different is not None:  # and nothing has been told
             raise different
     except (MemoryError, InfeasibleError) as error:
+        for late in told:
+            if _is_documented(str(late.message), case):
+                raise _Wrong('declined', str(late.message)) from error
         _whole_after_refusal(run, expected)
         raise _Wrong('refused', f'{type(error).__name__} {error}') from error
     except HostFullError as error:

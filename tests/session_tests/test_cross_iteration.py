@@ -19,9 +19,9 @@ import chainer.functions as F
 import chainer.links as L
 
 from chainer_hybridmem import planners
+from chainer_hybridmem.devices.ports import Arrays
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution.crossing import PersistentMap
-from chainer_hybridmem.execution.graph_slots import track_memory
 from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.execution.mover import Mover
 from chainer_hybridmem.execution.replayer import Restorer
@@ -393,19 +393,15 @@ def test_an_array_that_somebody_holds_stays_the_same_one():
 
 
 def test_memory_to_which_there_are_no_weak_references():
-    """As on CUDA: the array tells whether anybody has its memory."""
+    """The array tells whether anybody has its memory."""
 
-    class Device:
-        @property
-        def arrays(self):
-            return self
-
+    class Stand:
         def root(self, array):
             return (array.ctypes.data,)
 
     array = np.zeros(3)
     address = array.ctypes.data
-    held = track_memory(Device(), array)
+    held = Arrays.track(Stand(), array)
     assert held() == (address,)
     del array
     assert held() is None

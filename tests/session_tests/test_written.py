@@ -248,6 +248,25 @@ def test_a_gpu_tells_at_the_end_of_what_the_last_iteration_has_written(data):
         )
 
 
+@pytest.mark.gpu
+def test_a_gpu_warns_where_another_error_ends_the_session(data):
+    class Last(AfterForward):
+        begins_at = ITERATIONS - 1
+
+        def forward(self, x, t):
+            if self.calls == ITERATIONS:
+                raise KeyError('the program is broken')
+            return super().forward(x, t)
+
+    with (
+        pytest.warns(UserWarning, match=f'since iteration {ITERATIONS} are wrong'),
+        pytest.raises(KeyError, match='the program is broken'),
+    ):
+        networks.train_on_gpu(
+            Last, [*data, data[0]], memory_limit='1GB', planner='checkpoint-speed'
+        )
+
+
 class IntoASource(Writing):
     """Backward never reads what the convolution makes; it may stay for replays."""
 

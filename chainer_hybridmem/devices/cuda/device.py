@@ -142,6 +142,20 @@ class CudaArrays(Arrays):
     def root(self, array: Array) -> Root:
         return array.data.mem
 
+    def track(self, array: Array) -> Callable[[], Root | None]:
+        owner = self._memory.find_owner(array.data.mem)
+        if owner is None:
+            return super().track(array)
+        reference = weakref.ref(owner)
+
+        def find_root() -> Root | None:
+            alive = reference()
+            if alive is None:
+                return None
+            return self._new_memory(alive.block.ptr, alive.nbytes, alive, self._number)
+
+        return find_root
+
     def root_bytes(self, root: Root) -> int:
         return int(root.size)
 

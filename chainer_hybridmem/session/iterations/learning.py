@@ -392,16 +392,25 @@ def end_late_checks(device: Device, iteration: int) -> None:
         device.late_checks.end_iteration(iteration)
 
 
-def refuse_differences(device: Device, wait: bool) -> None:
-    """Tells what a GPU has found out about replays of earlier iterations.
+def find_difference(device: Device, wait: bool) -> str:
+    """What a GPU has found out about replays of earlier iterations; or nothing.
 
     Args:
         device: Compares what replays make.
         wait: Whether comparisons under way are waited for.
-
-    Raises:
-        SessionError: If one of them has not made what it should.
     """
     checks = device.late_checks
     for iteration, what in () if checks is None else checks.differences(wait):
-        raise SessionError(f'Numbers since iteration {iteration} are wrong. {what}')
+        return f'Numbers since iteration {iteration} are wrong. {what}'
+    return ''
+
+
+def refuse_differences(device: Device, wait: bool) -> None:
+    """Raises what :func:`find_difference` finds; arguments as there.
+
+    Raises:
+        SessionError: If a replay has not made what it should.
+    """
+    found = find_difference(device, wait)
+    if found:
+        raise SessionError(found)
