@@ -1,4 +1,4 @@
-"""Looks at the bits of CuPy arrays where they are: one kernel, a few words come back.
+"""Looks at the bits of CuPy arrays where they are: one kernel writes a few words.
 
 Note: [digests]
     Every element is mixed with its index by a function that is reversible for one
