@@ -12,6 +12,11 @@ _dictionary = {0: object()}
 _REFERENCES = sys.getrefcount(_dictionary[0])  # to what is in one dictionary alone
 
 
+def count_references(held: dict[int, Any], key: int) -> int:
+    """References to what a dictionary holds, but for the dictionary's own."""
+    return sys.getrefcount(held[key]) - _REFERENCES
+
+
 def held_by_none_but(
     arrays: dict[int, Array],
     holders: dict[int, set[object]],

@@ -264,3 +264,32 @@ def test_memory_is_used_again_on_the_stream_it_was_made_on(between, arena):
     )  # fmt: skip
     assert code == 0, errors
     assert out.strip() == '0', errors
+
+
+def test_an_array_is_not_alone_while_another_root_has_its_memory():
+    """Memory that is found again has a root of its own."""
+    import cupy
+
+    from chainer_hybridmem.devices.cuda.device import CudaDevice
+
+    def is_alone(array):
+        holders = {id(array): {'the test'}}
+        arrays = {id(array): array}
+        del array
+        return device.arrays.held_by_none_but(arrays, holders)
+
+    device = CudaDevice(2**24)
+    device.memory.install(lambda nbytes: None)
+    try:
+        array = cupy.empty(1000, 'f')
+        view, find = device.arrays.capture(array), device.arrays.track(array)
+        assert is_alone(array)
+        other = device.arrays.restore(find(), view)
+        assert not is_alone(array) and not is_alone(other)
+        del other
+        assert is_alone(array)
+        del array
+        assert find() is None
+    finally:
+        device.memory.uninstall()
+        device.close()

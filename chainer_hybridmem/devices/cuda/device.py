@@ -23,7 +23,7 @@ from chainer_hybridmem.devices.cuda.late_checks import LateChecks
 from chainer_hybridmem.devices.cuda.memory import CudaMemory
 from chainer_hybridmem.devices.ports import Arrays, Offsets
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.devices.references import held_by_none_but
+from chainer_hybridmem.devices.references import count_references, held_by_none_but
 from chainer_hybridmem.devices.swap_store.store import Store, TieredStore
 from chainer_hybridmem.devices.values import Array, PlaceFigures, Root, View
 from chainer_hybridmem.errors import OptionError
@@ -182,7 +182,21 @@ class CudaArrays(Arrays):
         self, arrays: dict[int, Array], holders: dict[int, set[object]]
     ) -> bool:
         _add_bases(arrays, holders)
-        return held_by_none_but(arrays, holders, self.root, _pointer_of)
+        alone = held_by_none_but(arrays, holders, self.root, _pointer_of)
+        return alone and self._are_only_roots(arrays)
+
+    def _are_only_roots(self, arrays: dict[int, Array]) -> bool:
+        """Whether no other arrays are in the memory, by another root."""
+        owners: dict[int, Any] = {}
+        roots: dict[int, set[int]] = {}
+        for key in arrays:
+            root = arrays[key].data.mem
+            owner = self._memory.find_owner(root)
+            if owner is not None:
+                owners[id(owner)] = owner
+                roots.setdefault(id(owner), set()).add(id(root))
+        owner = None
+        return all(count_references(owners, key) == len(roots[key]) for key in owners)
 
 
 def _add_bases(arrays: dict[int, Array], holders: dict[int, set[object]]) -> None:
