@@ -43,7 +43,7 @@ def held_by_none_but(
         if root is arrays[key]:
             known[id(root)] += 1 + len(holders[key])  # 1: in `arrays`
             continue
-        if sys.getrefcount(arrays[key]) != _REFERENCES + len(holders[key]):
+        if count_references(arrays, key) != len(holders[key]):
             return False
         if pointer_of is None:
             known[id(root)] += 1
@@ -57,4 +57,4 @@ def held_by_none_but(
         for same in pointers.values()
     ):
         return False
-    return all(sys.getrefcount(roots[key]) == _REFERENCES + known[key] for key in roots)
+    return all(count_references(roots, key) == known[key] for key in roots)

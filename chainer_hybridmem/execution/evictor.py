@@ -464,8 +464,7 @@ class Evictor:
             self._mover.drop(live, checked=True)
         else:
             self._mover.put_away(live)
-            without_room = live.state is State.RESIDENT and live.host.copy is None
-            if without_room and self._may_drop(live) and self._cheap.can_make(live):
+            if self._lacks_room(live) and self._cheap.can_make(live):
                 self._mover.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
@@ -483,11 +482,15 @@ class Evictor:
         for live in [live for live in self._maps if live in self._stuck]:
             if self._device.memory.used_bytes <= goal:
                 return
-            without_room = live.state is State.RESIDENT and live.host.copy is None
-            made = without_room and self._restorer.find_maker(live) is not None
-            if made and self._may_drop(live) and self._cheap.is_needless(live):
+            made = self._restorer.find_maker(live) is not None
+            if made and self._lacks_room(live) and self._cheap.is_needless(live):
                 live.host.note_no_room()
                 self._mover.drop(live)
+
+    def _lacks_room(self, live: LiveMap) -> bool:
+        """Whether it may be dropped and has not left because the host has no room."""
+        without_room = live.state is State.RESIDENT and live.host.copy is None
+        return without_room and self._may_drop(live)
 
     def _may_drop(self, live: LiveMap) -> bool:
         return not self.rules.is_copied(live)

@@ -99,6 +99,10 @@ class LiveFunction(graph.Entry):
         self.covered = covered
         self.recipe = recipe
 
+    def find_covered(self) -> list[Any]:
+        """The other functions that its replay runs; None for what has died."""
+        return [None if other is None else other() for other in self.covered]
+
     def forget_drawing_recipe(self) -> bool:
         """Forgets a recipe that would draw other numbers; whether that is so."""
         if not self.drew:

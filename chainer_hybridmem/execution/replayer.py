@@ -269,7 +269,7 @@ class Recipes:
         known, recipe = self._maps.functions.find(function), self.find_recipe(function)
         if known is None or recipe is None:
             return None
-        covered = [None if other is None else other() for other in known.covered]
+        covered = known.find_covered()
         sources = []
         for other in (*covered, function):
             left = other is None or other.inputs is None
@@ -533,7 +533,7 @@ class Restorer:
         if before is None or recipe is None:
             raise _dropped_too_early(graph.function_name(function))
         self._mover.counters.count_replay()
-        covered = [None if other is None else other() for other in known.covered]
+        covered = known.find_covered()
         again = [*covered, function]
         for other in again:
             self._refuse_updated(other)

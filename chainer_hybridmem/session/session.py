@@ -247,7 +247,8 @@ class Session:
                 device.close()
         if error is None and message is None:
             refuse_differences(device, wait=True)
-        self._warn_of_differences()
+        else:
+            self._warn_of_differences()
         if message is not None:
             raise message from error
 

@@ -195,7 +195,7 @@ class CudaArrays(Arrays):
             if owner is not None:
                 owners[id(owner)] = owner
                 roots.setdefault(id(owner), set()).add(id(root))
-        owner = None
+        owner = None  # every reference counts
         return all(count_references(owners, key) == len(roots[key]) for key in owners)
 
 
