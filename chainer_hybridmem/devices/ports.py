@@ -16,6 +16,7 @@ Note: [stream order]
 from __future__ import annotations
 
 import abc
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -150,6 +151,10 @@ class Memory(abc.ABC):
     def other_bytes(self) -> int:
         """Bytes in use in a pool of others, beside the arrays that are known."""
         return 0
+
+    def collect_garbage(self) -> None:
+        """Frees what is in nothing but reference cycles."""
+        gc.collect()
 
     @abc.abstractmethod
     def raise_limit(self, nbytes: int) -> bool:

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -332,7 +331,9 @@ class Evictor:
         self._stuck: set[LiveMap] = set()  # cannot go
         self._found_held: set[LiveMap] = set()  # nor these, while the program has them
         self._collected = False  # garbage
-        self.collection = Rescue(gc.collect, lambda: device.memory.used_bytes)
+        self.collection = Rescue(
+            device.memory.collect_garbage, lambda: device.memory.used_bytes
+        )
         self.operation = 0
         self.spare: dict[Any, Array] = {}
         self.busy: set[LiveMap] = set()
@@ -484,7 +485,7 @@ class Evictor:
                 return
             made = self._restorer.find_maker(live) is not None
             if made and self._lacks_room(live) and self._cheap.is_needless(live):
-                live.host.note_no_room()
+                live.host.note_room(False)
                 self._mover.drop(live)
 
     def _lacks_room(self, live: LiveMap) -> bool:

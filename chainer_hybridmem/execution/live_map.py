@@ -55,7 +55,7 @@ class HostSide:
         copy (HostCopy or None): Space on the host.
         tier (Tier or None): Where the space should lie; None where there is room.
         valid (bool): Whether the host copy has the contents.
-        had_room (bool): False once they are dropped because no memory has room.
+        had_room (bool): False while they are dropped because no memory has room.
         memory (Root or None): Device memory of the copy under way.
         transfer (Transfer or None): The copy under way.
     """
@@ -153,9 +153,9 @@ class HostSide:
         if self._lost is not None:
             raise SwapStoreError(str(self._lost))
 
-    def note_no_room(self) -> None:
-        """Notes that the contents are dropped because no memory has room for them."""
-        self.had_room = False
+    def note_room(self, had_room: bool) -> None:
+        """Notes whether the contents are dropped because no memory has room for them."""
+        self.had_room = had_room
 
     # -- copies ---------------------------------------------------------------
     def start_copy_out(self, root: Root) -> None:
@@ -519,6 +519,7 @@ class LiveMap:
         self.slots.fill(root)
         self.state = State.RESIDENT
         self.host.end_copy()
+        self.host.note_room(True)
         self._look = None
         self.prints.forget()
 

@@ -237,9 +237,12 @@ class Session:
                     self._thread.warn_if_unseen(updates, self._runtime.tell)
                 if self.options.keep_graph:
                     executor.close(whole=True)
-            with contextlib.suppress(*(() if error is None else (Exception,))):
-                last = self.iterations + self._loop.iteration.started
-                end_late_checks(device, last)  # which a broken GPU cannot
+            last = self.iterations + self._loop.iteration.started
+            if error is None:
+                end_late_checks(device, last)
+            else:
+                with contextlib.suppress(Exception):  # a broken GPU compares nothing
+                    end_late_checks(device, last)
         finally:
             try:
                 executor.abandon()

@@ -413,3 +413,32 @@ def test_a_session_leaves_nothing_on_the_gpu():
         train(PROGRAMS['unet'], memory_limit='4GiB', planner='in-core')
         free.append(free_bytes())
     assert free[0] == free[1]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize('when', ['before it', 'inside of it'])
+def test_memory_of_earlier_graphs_is_not_lost_for_the_session(when):
+    """What plain Chainer has left lies in reference cycles, in CuPy's default pool."""
+    import cupy
+
+    class Kept:
+        pass
+
+    gc.collect()
+    kept, nbytes = Kept(), 3 << 20
+    kept.array, kept.itself = cupy.zeros(nbytes, np.uint8), kept
+    model = networks.Everything()
+    model.to_device('@cupy:0')
+    gc.disable()
+    try:
+        if when == 'before it':
+            del kept
+        with hybridmem.optimize(model, 5_000_000) as session:
+            if when == 'inside of it':
+                assert session.device.memory.other_bytes >= nbytes
+                del kept
+            array = cupy.zeros(nbytes, np.uint8)
+            assert session.device.memory.other_bytes < nbytes
+            assert not array.any()
+    finally:
+        gc.enable()

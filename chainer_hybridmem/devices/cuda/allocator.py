@@ -107,6 +107,11 @@ class Allocator:
         owner = getattr(root, '_owner', None)
         return owner if type(owner) is Allocation and owner.allocator is self else None
 
+    def recount(self) -> None:
+        """Counts anew what others hold: some of it may have gone."""
+        if self._others.nbytes:
+            self._recount()
+
     def let_go(self, ident: int, nbytes: int) -> None:
         """A block has been given back; see [block owners]."""
         self._counter.uncount(ident, nbytes)
@@ -146,12 +151,19 @@ class Allocator:
         """Sees to it that a block fits by count."""
         if self._reclaim is None:
             return
-        counter, pool = self._counter, self._pool
+        missing_bytes = self._find_missing_bytes(nbytes)
+        if missing_bytes <= 0:
+            return
         self.wanted_bytes = nbytes
-        self._call_reclaim(counter.used_bytes + nbytes - pool.limit_bytes)
+        self._call_reclaim(missing_bytes)
         self.wanted_bytes = 0
-        if counter.used_bytes + nbytes > pool.limit_bytes:
+        if self._find_missing_bytes(nbytes) > 0:
             self._refuse(nbytes)
+
+    def _find_missing_bytes(self, nbytes: int) -> int:
+        """Bytes that the limit lacks for so many more; see [other pools]."""
+        self.recount()
+        return self._counter.used_bytes + nbytes - self._pool.limit_bytes
 
     def _find_among_pieces(self, nbytes: int, stream: int) -> Any:
         """A block that fits by count, while what is free may lie in pieces; or None."""
@@ -310,7 +322,8 @@ class OtherPools:
         Arrays that were made before the session lie in CuPy's default pool. It keeps
         whole chunks as long as one small array in them lives, so what it holds beyond
         the arrays that are known counts as in use: the driver's memory is what the
-        limit is about.
+        limit is about. Nobody tells when such an array dies: what is held is counted
+        anew where it may make room.
 
     Args:
         gpu: Whose memory it is.
@@ -335,12 +348,14 @@ class OtherPools:
             known_bytes: Of it, counted elsewhere.
         """
         self.shrinks = False
-        self.forget()
         with self._gpu.current():
             pool = self._gpu.cupy.get_default_memory_pool()
             pool.free_all_blocks()
-            nbytes = int(pool.total_bytes()) - known_bytes
-        if nbytes > 0:
+            nbytes = max(0, int(pool.total_bytes()) - known_bytes)
+        if nbytes == self.nbytes:
+            return
+        self.forget()
+        if nbytes:
             self._ident, self.nbytes = self._counter.count(nbytes), nbytes
 
     def forget(self) -> None:

@@ -69,6 +69,8 @@ class CudaMemory(Memory):
         self._installed = True
         self.pool.enforces_limit = True
         self._count_others()
+        if self._others.nbytes:
+            self.collect_garbage()  # as graphs from before are
 
     @held_back
     def uninstall(self) -> None:
@@ -111,6 +113,10 @@ class CudaMemory(Memory):
         """Id of an allocation; 0 if it is not counted."""
         owner = self._allocator.find_owner(root)
         return self._adopted.ident_at(root.ptr) if owner is None else owner.ident
+
+    def collect_garbage(self) -> None:
+        super().collect_garbage()
+        self._allocator.recount()
 
     # -- counting -----------------------------------------------------------
     @property
