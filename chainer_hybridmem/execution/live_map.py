@@ -154,7 +154,7 @@ class HostSide:
             raise SwapStoreError(str(self._lost))
 
     def note_room(self, had_room: bool) -> None:
-        """Notes whether the contents are dropped because no memory has room for them."""
+        """Notes whether the contents are dropped because no memory has room."""
         self.had_room = had_room
 
     # -- copies ---------------------------------------------------------------

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool
 from chainer_hybridmem.devices.cuda.gpu import Gpu, import_cupy, round_up
@@ -204,7 +204,7 @@ class Allocator:
         self._pool.note_reclaimed()
         return True
 
-    def _refuse(self, nbytes: int) -> None:
+    def _refuse(self, nbytes: int) -> NoReturn:
         used_bytes, limit_bytes = self._counter.used_bytes, self._pool.limit_bytes
         self.last_failure = (nbytes, used_bytes)
         kept = ''
