@@ -26,7 +26,7 @@ class Models(chainer.Link):
     def __init__(self, links: Mapping[str, chainer.Link]) -> None:
         super().__init__()
         self._links = dict(links)
-        self._device = next(iter(links.values())).device
+        self._device = device_of(next(iter(links.values())))
 
     def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
         """Every parameter once."""
@@ -79,6 +79,31 @@ def one_model(model: Any) -> chainer.Link:
     return joined({str(i): link for i, link in enumerate(parts)})
 
 
+def device_of(model: chainer.Link) -> chainer.backend.Device:
+    """The device that a model's arrays are on.
+
+    A chain is where it has been moved to; each of its children may have been moved
+    elsewhere, as Chainer's model parallel examples do.
+
+    Raises:
+        OptionError: If arrays are on several devices, and none on the chain's own.
+    """
+    places: dict[str, tuple[str, chainer.backend.Device]] = {}
+    for path, link in model.namedlinks():
+        if link._params or link._persistent:
+            places.setdefault(str(link.device), (path, link.device))
+    if not places or str(model.device) in places:
+        return model.device
+    if len(places) > 1:
+        found = ', '.join(f'{path!r} on {device}' for path, device in places.values())
+        raise OptionError(
+            f'The layers of the model are on several devices ({found}), and the model '
+            f'itself is on {model.device}; name the layers of one device as model, or '
+            f'move all to it with to_device.'
+        )
+    return next(iter(places.values()))[1]
+
+
 def joined(links: Mapping[str, Any]) -> chainer.Link:
     """Several links as one; the link itself if it holds all the others.
 
@@ -93,7 +118,7 @@ def joined(links: Mapping[str, Any]) -> chainer.Link:
     roots = _roots(links)
     if len(roots) == 1:
         return next(iter(roots.values()))
-    devices = {str(link.device): name for name, link in roots.items()}
+    devices = {str(device_of(link)): name for name, link in roots.items()}
     if len(devices) > 1:
         places = ', '.join(f'{name!r} on {device}' for device, name in devices.items())
         raise OptionError(

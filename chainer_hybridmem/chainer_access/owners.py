@@ -259,9 +259,17 @@ def bring_home(model: chainer.Link) -> None:
         _come_home(holder)
 
 
-def model_arrays(model: chainer.Link) -> list[Any]:
-    """What stays from iteration to iteration and is there, as arrays."""
-    return [array for _, array in permanent_arrays(model)]
+def model_arrays(model: chainer.Link, device: Device | None = None) -> list[Any]:
+    """What stays from iteration to iteration and is there, as arrays.
+
+    Args:
+        model: Has them.
+        device: Only its arrays are meant: some layers may be elsewhere.
+    """
+    arrays = [array for _, array in permanent_arrays(model)]
+    if device is None:
+        return arrays
+    return [array for array in arrays if device.arrays.owns(array)]
 
 
 def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:

@@ -27,6 +27,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import graph, owners
+from chainer_hybridmem.chainer_access.models import device_of
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import OptionError, SessionError
@@ -100,8 +101,9 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
 
 
 def _device_of(model: chainer.Link) -> str:
-    if isinstance(model.device, chainer.backend.GpuDevice):
-        return f'cuda:{model.device.device.id}'
+    place = device_of(model)
+    if isinstance(place, chainer.backend.GpuDevice):
+        return f'cuda:{place.device.id}'
     return 'cpu'
 
 

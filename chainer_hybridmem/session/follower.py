@@ -31,6 +31,7 @@ from typing import Any
 import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
+from chainer_hybridmem.chainer_access.models import device_of
 from chainer_hybridmem.errors import SessionError, in_flags, use_flags
 from chainer_hybridmem.session.iterations.overrun import Needs
 from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
@@ -200,7 +201,7 @@ class Follower:
                 return None
             limit_bytes = finder.limit_bytes
             on_gpu = any(
-                isinstance(m.device, chainer.backend.GpuDevice) for m in models
+                isinstance(device_of(m), chainer.backend.GpuDevice) for m in models
             )
             if not (finder.is_found or on_gpu):
                 self._sharers = self._count_sharers()

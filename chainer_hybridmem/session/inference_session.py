@@ -21,7 +21,7 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.chainer_access.owners import bring_home, permanent_arrays
+from chainer_hybridmem.chainer_access.owners import bring_home, model_arrays
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.interrupts import begin_whole, ends_whole
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
@@ -121,7 +121,7 @@ class InferenceSession:
     def _begin(self) -> InferenceSession:
         memory = self.device.memory
         bring_home(self._model)
-        memory.adopt(array for _, array in permanent_arrays(self._model))
+        memory.adopt(model_arrays(self._model, self.device))
         with contextlib.ExitStack() as begun:
             begun.enter_context(memory.counting())
             memory.watch_pool(True)

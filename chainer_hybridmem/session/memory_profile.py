@@ -5,6 +5,7 @@ from __future__ import annotations
 import chainer
 
 from chainer_hybridmem.chainer_access import owners
+from chainer_hybridmem.chainer_access.models import device_of
 from chainer_hybridmem.devices import parse_device
 from chainer_hybridmem.devices.pools import CupyPool, DevicePool, NumpyPool
 from chainer_hybridmem.errors import OptionError
@@ -63,7 +64,7 @@ def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:
         return DevicePool(session.device)
     if device is None:
         on_gpu = model is not None and isinstance(
-            model.device, chainer.backend.GpuDevice
+            device_of(model), chainer.backend.GpuDevice
         )
     else:
         on_gpu = parse_device(device)[0] == 'cuda'

@@ -13,8 +13,8 @@ from typing import Any
 from chainer_hybridmem.chainer_access.models import Model, one_model
 from chainer_hybridmem.chainer_access.owners import (
     bring_home,
+    model_arrays,
     move_in,
-    permanent_arrays,
 )
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import HybridMemoryError, SessionError, clear_frames
@@ -166,7 +166,7 @@ class Session:
         self._thread.enter()
         self._arrays.begin_counting_updates()
         bring_home(self.model)  # another session may have ended with an error
-        device.memory.adopt(array for _, array in permanent_arrays(self.model))
+        device.memory.adopt(model_arrays(self.model, device))
         device.memory.install(self._loop.reclaim)
         try:
             if device.memory.other_bytes:

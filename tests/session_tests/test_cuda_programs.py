@@ -5,7 +5,9 @@ Nothing in these loops waits for the GPU but what their authors wrote.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from typing import Any
 
 import chainer_hybridmem as hybridmem
 
@@ -442,3 +444,50 @@ def test_memory_of_earlier_graphs_is_not_lost_for_the_session(when):
             assert not array.any()
     finally:
         gc.enable()
+
+
+class _Halves(chainer.Chain):
+    """Only its children have been moved, as in Chainer's model parallel example."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = chainer.Sequential(
+                *(L.Linear(32, 32, initialW=0.1) for _ in range(6))
+            )
+            self.second = L.Linear(32, 10, initialW=0.1)
+        self.first.to_device(first)
+        self.second.to_device(second)
+
+    def forward(self, x: Any) -> Any:
+        h = x
+        for link in self.first:
+            h = F.tanh(link(h))
+        return F.sum(self.second(F.copy(h, self.second.device)) ** 2)
+
+
+@pytest.mark.parametrize('places', ['@cupy:0 @cupy:0', '@numpy @cupy:0'])
+def test_layers_may_be_where_the_model_is_not(places):
+    """The limit is about the device of the model, or the only one of its layers."""
+
+    def losses_of(limit):
+        model = _Halves(*places.split())
+        optimizer = chainer.optimizers.SGD(0.01).setup(model)
+        x = model.first.device.xp.ones((64, 32), np.float32)
+        session = hybridmem.optimize(model, limit) if limit else None
+        losses = []
+        with session or contextlib.nullcontext():
+            for _ in range(ITERATIONS):
+                loss = model(x)
+                model.cleargrads()
+                loss.backward()
+                optimizer.update()
+                losses.append(float(chainer.backends.cuda.to_cpu(loss.array)))
+        return losses, session and session.statistics()
+
+    expected, _ = losses_of(None)
+    _, found = losses_of('1MiB')
+    limit = int(found['peak_bytes'] * 0.7)
+    losses, figures = losses_of(limit)
+    assert losses == expected
+    assert figures['state'] == 'guided' and figures['peak_bytes'] <= limit

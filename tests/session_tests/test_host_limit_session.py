@@ -254,7 +254,7 @@ def test_what_no_memory_has_room_for_is_told_when_it_is_asked_for(monkeypatch):
     """It was dropped after backward had read it, and nothing makes it again."""
 
     def fail(self: Restorer, live: LiveMap) -> None:
-        live.host.note_no_room()
+        live.host.note_room(False)
         raise SessionError('Parameters have been updated since.')
 
     model = chainer.Sequential(L.Linear(64, 64), F.tanh).repeat(6)

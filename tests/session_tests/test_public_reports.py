@@ -14,6 +14,7 @@ from support import reports
 from support.scenarios import Run
 
 from chainer_hybridmem import timing
+from chainer_hybridmem.devices import ports
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.execution import evictor
 from chainer_hybridmem.execution.evictor import Rescue
@@ -181,7 +182,7 @@ def test_what_is_new_each_time_is_recorded_once_at_most(
 def test_garbage_is_not_collected_again_and_again_in_vain(program, share, monkeypatch):
     """Functions run in parts in every iteration: that is another way."""
     collector = mock.Mock(wraps=gc)
-    monkeypatch.setattr(evictor, 'gc', collector)
+    monkeypatch.setattr(ports, 'gc', collector)
     monkeypatch.setattr(evictor, 'SHARE', 0.0)  # however fast the machine is
     in_parts, run = [0], rules.run
 

@@ -47,24 +47,15 @@ def found_in(ways, seed, folder, *options, **environment):
     return {way: [one[way] for one in found] for way in ways.split(',')}
 
 
-@pytest.fixture(scope='module')
-def all_ways(tmp_path_factory):
-    """Of a seed; in the same processes: to start them takes as long as to train."""
-    known = {}
-
-    def of(seed):
-        if seed not in known:
-            folder = tmp_path_factory.mktemp(f'ranks-{seed}')
-            known[seed] = found_in(','.join(WAYS), seed, folder)
-        return known[seed]
-
-    return of
-
-
+# One test: processes of all ways start together, and a fixture's would in each worker.
 @pytest.mark.parametrize('seed', range(SEEDS))
-@pytest.mark.parametrize('way', WAYS)
-def test_the_same_bits_inside_the_limit(way, seed, all_ways):
-    found = all_ways(seed)[way]
+def test_the_same_bits_inside_the_limit(seed, tmp_path):
+    for way, found in found_in(','.join(WAYS), seed, tmp_path).items():
+        check(found, double=way == 'double')
+
+
+def check(found, double):
+    """Judges what the ranks have found in one way."""
     expected = found[0]['plain']['parameters']
     assert found[0]['small']['maps'] == found[1]['small']['maps']
     for one in found:
@@ -81,7 +72,7 @@ def test_the_same_bits_inside_the_limit(way, seed, all_ways):
         assert figures['footprint_bytes'] <= limit
         assert figures['swap'] + figures['recompute'] > 0
         assert last['placed'] > 50 and last['unplaced'] == 0
-        before = [] if way == 'double' else ['all-reduce']
+        before = [] if double else ['all-reduce']
         assert small['after_backward'] == [*before, 'update']
 
 

@@ -51,11 +51,10 @@ class ModelArrays:
         Arrays that share an allocation are left out: one of them cannot leave alone.
         """
         found: dict[int, list[Owner]] = {}
+        arrays = self._device.arrays
         for owner in owners_of(self._model):
             array = owner.get()
-            allocation = (
-                self._device.arrays.allocation_id(array) if array is not None else 0
-            )
+            allocation = arrays.allocation_id(array) if arrays.owns(array) else 0
             found.setdefault(allocation, []).append(owner)
         return {a: owners[0] for a, owners in found.items() if a and len(owners) == 1}
 
@@ -76,7 +75,9 @@ class ModelArrays:
     @property
     def distinct_bytes(self) -> int:
         """What those that are there take; shared memory counts once."""
-        return self._device.arrays.distinct_bytes(model_arrays(self._model))
+        return self._device.arrays.distinct_bytes(
+            model_arrays(self._model, self._device)
+        )
 
     @property
     def kept_bytes(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import chainer
 
+from chainer_hybridmem.chainer_access.models import device_of
 from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError
@@ -46,19 +47,20 @@ def open_device_of(model: chainer.Link, options: Options) -> Device:
 
 def _name_device(model: chainer.Link, device: str | None) -> str:
     """The device to open; the model must be on it already."""
-    on_gpu = isinstance(model.device, chainer.backend.GpuDevice)
+    place = device_of(model)
+    on_gpu = isinstance(place, chainer.backend.GpuDevice)
     if device is None or device == 'auto':
-        return f'cuda:{model.device.device.id}' if on_gpu else 'cpu'
+        return f'cuda:{place.device.id}' if on_gpu else 'cpu'
     kind, number = parse_device(device)
     same = kind == ('cuda' if on_gpu else 'host')
     if same and number is not None:
-        same = number == model.device.device.id
+        same = number == place.device.id
     if not same:
         raise OptionError(
-            f'device is {device!r} but the model is on {model.device}; move one of '
+            f'device is {device!r} but the model is on {place}; move one of '
             f'them, for example with model.to_device.'
         )
-    return f'cuda:{model.device.device.id}' if on_gpu else 'cpu'
+    return f'cuda:{place.device.id}' if on_gpu else 'cpu'
 
 
 class SessionRules:
