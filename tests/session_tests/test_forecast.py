@@ -272,3 +272,19 @@ def test_what_makes_parameters_is_needed_once():
     for _ in range(3):  # in less memory, maps leave sooner
         peak = run(peak)
     assert run(peak) <= peak
+
+
+def test_free_memory_in_pieces_is_said_and_counts_in_the_limit_that_is_named(
+    monkeypatch,
+):
+    model = chainer.Sequential(L.Linear(4, 4), F.relu)
+    with (
+        pytest.raises(hybridmem.OutOfMemoryError) as found,
+        hybridmem.optimize(model, '1MiB', planner='in-core') as session,
+    ):
+        memory = type(session.device.memory)
+        monkeypatch.setattr(memory, 'last_failure', property(lambda _: (4096, 512)))
+        model(np.ones((2, 4), np.float32))
+        raise MemoryError
+    assert 'what is free lies in pieces' in str(found.value)
+    assert f'a limit of at least {2**20 + 4096} bytes' in str(found.value)

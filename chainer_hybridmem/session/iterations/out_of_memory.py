@@ -228,14 +228,17 @@ class OutOfMemoryExplainer:
         options, device = self._options, self._runtime.device
         limit_bytes, refusal = options.limit_bytes, device.copies.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
-        crossing = ''
-        if moment.in_operation and not options.cross_iteration:
-            missing = used + requested - limit_bytes
+        crossing = pieces = ''
+        missing = used + requested - limit_bytes
+        if missing <= 0:
+            pieces = '; what is free lies in pieces'
+        elif moment.in_operation and not options.cross_iteration:
             crossing = crossing_hint(self._model, device, missing)
         return Refusal(
             f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
             f'do not fit: {used} of {limit_bytes} bytes are in use'
-            f'{self._describe_resident()}, and nothing more can be swapped{why}',
+            f'{self._describe_resident()}{pieces}, and nothing more can be swapped'
+            f'{why}',
             f'{self._runtime.splitter.hint}{crossing}',
             requested,
             used,
@@ -251,7 +254,9 @@ class OutOfMemoryExplainer:
     ) -> OutOfMemoryError:
         refusal = self.describe(requested, used, iteration, moment)
         known = self._find_known(iteration, moment)
-        least = used + requested
+        least, limit_bytes = used + requested, self._options.limit_bytes
+        if least <= limit_bytes:  # but what is free lies in pieces
+            least = limit_bytes + requested
         later, recording = ', and later ones may need more', ''
         if known is not None and self._options.host_limit_bytes is None:
             later = f'; one known to do for all is {max(known, least)} bytes'
@@ -264,7 +269,7 @@ class OutOfMemoryExplainer:
             f'bytes{later}; raise memory_limit or lower the batch '
             f'size{refusal.hints}{recording}.',
             requested,
-            self._options.limit_bytes,
+            limit_bytes,
             used,
         )
 
