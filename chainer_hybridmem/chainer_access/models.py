@@ -104,6 +104,14 @@ def device_of(model: chainer.Link) -> chainer.backend.Device:
     return next(iter(places.values()))[1]
 
 
+def name_device(model: chainer.Link) -> str:
+    """What opens :func:`device_of` a model: ``'cpu'`` or ``'cuda:N'``."""
+    place = device_of(model)
+    if isinstance(place, chainer.backend.GpuDevice):
+        return f'cuda:{place.device.id}'
+    return 'cpu'
+
+
 def joined(links: Mapping[str, Any]) -> chainer.Link:
     """Several links as one; the link itself if it holds all the others.
 

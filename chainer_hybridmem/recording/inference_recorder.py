@@ -27,7 +27,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import graph, owners
-from chainer_hybridmem.chainer_access.models import device_of
+from chainer_hybridmem.chainer_access.models import name_device
 from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import OptionError, SessionError
@@ -82,12 +82,12 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
         if any(parameter.array is None for parameter in model.params()):
             model(*args, **kwargs)
         owners.bring_home(model)
-        device = open_device(_device_of(model), _NO_LIMIT_BYTES)
+        device = open_device(name_device(model), _NO_LIMIT_BYTES)
         with contextlib.closing(device):
             parameters = [
                 array
                 for kind, array in owners.permanent_arrays(model)
-                if kind is Category.PARAMETER
+                if kind is Category.PARAMETER and device.arrays.owns(array)
             ]
             device.memory.adopt(parameters)
             with device.memory.counting():
@@ -98,13 +98,6 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
                 profile = recorder.build()
                 del result
     return profile
-
-
-def _device_of(model: chainer.Link) -> str:
-    place = device_of(model)
-    if isinstance(place, chainer.backend.GpuDevice):
-        return f'cuda:{place.device.id}'
-    return 'cpu'
 
 
 _NO_LINK = Link(0.0, 1.0, 1.0)  # nothing is copied

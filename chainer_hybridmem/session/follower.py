@@ -31,7 +31,7 @@ from typing import Any
 import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
-from chainer_hybridmem.chainer_access.models import device_of
+from chainer_hybridmem.chainer_access.models import name_device
 from chainer_hybridmem.errors import SessionError, in_flags, use_flags
 from chainer_hybridmem.session.iterations.overrun import Needs
 from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
@@ -200,9 +200,7 @@ class Follower:
             if finder.limit_bytes is None:
                 return None
             limit_bytes = finder.limit_bytes
-            on_gpu = any(
-                isinstance(device_of(m), chainer.backend.GpuDevice) for m in models
-            )
+            on_gpu = any(name_device(model) != 'cpu' for model in models)
             if not (finder.is_found or on_gpu):
                 self._sharers = self._count_sharers()
                 limit_bytes //= self._sharers

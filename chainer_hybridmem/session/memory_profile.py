@@ -5,7 +5,7 @@ from __future__ import annotations
 import chainer
 
 from chainer_hybridmem.chainer_access import owners
-from chainer_hybridmem.chainer_access.models import device_of
+from chainer_hybridmem.chainer_access.models import name_device
 from chainer_hybridmem.devices import parse_device
 from chainer_hybridmem.devices.pools import CupyPool, DevicePool, NumpyPool
 from chainer_hybridmem.errors import OptionError
@@ -63,12 +63,8 @@ def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:
     if session is not None:
         return DevicePool(session.device)
     if device is None:
-        on_gpu = model is not None and isinstance(
-            device_of(model), chainer.backend.GpuDevice
-        )
-    else:
-        on_gpu = parse_device(device)[0] == 'cuda'
-    if on_gpu:
+        device = 'cpu' if model is None else name_device(model)
+    if parse_device(device)[0] == 'cuda':
         from chainer_hybridmem.devices.cuda.gpu import import_cupy
 
         return CupyPool(import_cupy())

@@ -107,11 +107,6 @@ class Allocator:
         owner = getattr(root, '_owner', None)
         return owner if type(owner) is Allocation and owner.allocator is self else None
 
-    def recount(self) -> None:
-        """Counts anew what others hold: some of it may have gone."""
-        if self._others.nbytes:
-            self._recount()
-
     def let_go(self, ident: int, nbytes: int) -> None:
         """A block has been given back; see [block owners]."""
         self._counter.uncount(ident, nbytes)
@@ -162,7 +157,8 @@ class Allocator:
 
     def _find_missing_bytes(self, nbytes: int) -> int:
         """Bytes that the limit lacks for so many more; see [other pools]."""
-        self.recount()
+        if self._others.nbytes:
+            self._recount()
         return self._counter.used_bytes + nbytes - self._pool.limit_bytes
 
     def _find_among_pieces(self, nbytes: int, stream: int) -> Any:

@@ -116,7 +116,8 @@ class CudaMemory(Memory):
 
     def collect_garbage(self) -> None:
         super().collect_garbage()
-        self._allocator.recount()
+        if self._others.nbytes:
+            self._count_others()
 
     # -- counting -----------------------------------------------------------
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import chainer
 
-from chainer_hybridmem.chainer_access.models import device_of
+from chainer_hybridmem.chainer_access.models import device_of, name_device
 from chainer_hybridmem.devices import open_device, parse_device
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError
@@ -47,20 +47,17 @@ def open_device_of(model: chainer.Link, options: Options) -> Device:
 
 def _name_device(model: chainer.Link, device: str | None) -> str:
     """The device to open; the model must be on it already."""
-    place = device_of(model)
-    on_gpu = isinstance(place, chainer.backend.GpuDevice)
+    name = name_device(model)
     if device is None or device == 'auto':
-        return f'cuda:{place.device.id}' if on_gpu else 'cpu'
+        return name
     kind, number = parse_device(device)
-    same = kind == ('cuda' if on_gpu else 'host')
-    if same and number is not None:
-        same = number == place.device.id
-    if not same:
+    own_kind, own_number = parse_device(name)
+    if kind != own_kind or number not in (None, own_number):
         raise OptionError(
-            f'device is {device!r} but the model is on {place}; move one of '
+            f'device is {device!r} but the model is on {device_of(model)}; move one of '
             f'them, for example with model.to_device.'
         )
-    return f'cuda:{place.device.id}' if on_gpu else 'cpu'
+    return name
 
 
 class SessionRules:
