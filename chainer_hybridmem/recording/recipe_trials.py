@@ -9,11 +9,9 @@ from typing import Any
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.owners import is_parameter
 from chainer_hybridmem.devices.bits import fingerprint
-from chainer_hybridmem.devices.protocol import Array, Device, View
+from chainer_hybridmem.devices.protocol import Array, Device, Root, View
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.graph_slots import find_nothing, track_memory
-from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.execution.mover import Observer
 from chainer_hybridmem.recompute import fused_replays, trust
 from chainer_hybridmem.recording.steps import OF_ATTRIBUTE, Step
 from chainer_hybridmem.recording.trials import Walker, try_fused, try_replay
@@ -52,7 +50,6 @@ class RecipeTrials:
         self._held: tuple[Step, Any, tuple[Array, ...]] | None = None
         self._chains: list[tuple[Any, list[Any]]] = []  # output, nodes with copies
         self.untrusted: set[str] = set()
-        maps.watch_leaving(self._look)
 
     def skip_times(self) -> None:
         """Runs each replay once; see :class:`Walker`."""
@@ -94,17 +91,6 @@ class RecipeTrials:
             if not permanent or is_parameter(node):
                 self._written.watch(step, reading, reading.allocation)
 
-    def _look(self, allocation: int) -> None:
-        """Finds what the program has written into a map that is about to leave."""
-        self._written.look(allocation)
-        step = self._step
-        if step is None:
-            return
-        for reading in self._inputs:
-            same = reading.allocation == allocation
-            if same and allocation not in step.written and reading.may_have_changed():
-                step.written.add(allocation)
-
     def complete(self, step: Step, function: Any, made: dict[str, Array]) -> None:
         """After it has left its arrays in the graph: finds its recipes.
 
@@ -131,7 +117,6 @@ class RecipeTrials:
     def end_forward(self) -> None:
         """Forward ends: compares what functions have read, and gives up copies."""
         self._drop_copies()  # their nodes would keep the graph
-        self._maps.stop_watching()
         self._written.find()
 
     def close(self) -> None:
@@ -139,7 +124,6 @@ class RecipeTrials:
         self._held = self._walker = None
         self._written.forget()
         self._drop_copies()
-        self._maps.stop_watching()
 
     def _drop_copies(self) -> None:
         self._chains.clear()
@@ -246,15 +230,35 @@ class Reading:
         owned = device.arrays.owns(array)
         self.allocation = device.arrays.allocation_id(array) if owned else 0
         self._memory: Callable[[], Any] = find_nothing
+        self._look: object = None  # see Arrays.last_look
         if self.allocation:
             self._memory = track_memory(device, array)
+            self._watch(device.arrays.root(array))
         elif owned:
             self._memory = weakref.ref(array)
-        self._before = self._checksum()
+        self._changed = False  # when the memory was about to be free
+        self._before = self._checksum(self._memory())
 
-    def _checksum(self) -> int | None:
-        """None once the memory is free."""
-        memory = self._memory()
+    def _watch(self, root: Root) -> None:
+        """Compares once more when the memory is about to be free."""
+        nbytes, this = self._device.arrays.root_bytes(root), weakref.ref(self)
+
+        def look(address: int) -> None:
+            reading = this()
+            if reading is not None:
+                reading._take_last_look(address, nbytes)
+
+        self._look = self._device.arrays.last_look(root, look)
+
+    def _take_last_look(self, address: int, nbytes: int) -> None:
+        memory = self._device.arrays.memory_at(address, nbytes)
+        try:
+            with self._device.memory.attempt():
+                self._changed = self._checksum(memory) != self._before
+        except MemoryError:  # there is none for finding out
+            self._changed = True
+
+    def _checksum(self, memory: Any) -> int | None:
         if memory is None:
             return None
         if not self.allocation:
@@ -263,17 +267,14 @@ class Reading:
         return fingerprint(self._device.arrays.restore(memory, whole))
 
     def changed(self) -> bool:
-        """Whether the contents have changed since; False if the memory is gone."""
-        now = self._checksum()
-        return now is not None and now != self._before
+        """Whether the contents have changed since, also if the memory is free by now.
 
-    def may_have_changed(self) -> bool:
-        """Like :meth:`changed`; True also if there is no memory for finding out."""
-        try:
-            with self._device.memory.attempt():
-                return self.changed()
-        except MemoryError:
-            return True
+        Of what is not the device's, nothing is known once it is free.
+        """
+        memory = self._memory()
+        if memory is None:
+            return self._changed
+        return self._checksum(memory) != self._before
 
 
 class WrittenMemory:
@@ -285,36 +286,24 @@ class WrittenMemory:
 
     def __init__(self, maps: RunningMaps) -> None:
         self._maps = maps
-        # By allocation: a function, what it has read, and what is noted of a change.
-        self._readings: dict[int, list[tuple[Step, Reading, int]]] = {}
+        # A function, what it has read, and what is noted of a change.
+        self._readings: list[tuple[Step, Reading, int]] = []
 
     def watch(self, step: Step, reading: Reading, allocation: int) -> None:
-        """Compares a reading before its map leaves, and at the end of forward.
+        """Compares a reading at the end of forward.
 
         Args:
             step: The function that has read it; a change is noted there.
             reading: What it was.
             allocation: What is noted; ``OF_ATTRIBUTE`` for an attribute.
         """
-        readings = self._readings.setdefault(reading.allocation, [])
-        readings.append((step, reading, allocation))
-
-    def look(self, allocation: int) -> None:
-        """Compares the readings of a map while its memory is there.
-
-        ``RunningMaps.is_rewritten`` tells what the program writes afterwards.
-        """
-        for step, reading, noted in self._readings.get(allocation, ()):
-            if noted not in step.written and reading.may_have_changed():
-                step.written.add(noted)
+        self._readings.append((step, reading, allocation))
 
     def find(self) -> None:
         """Compares all readings, and forgets them."""
-        for readings in self._readings.values():
-            for step, reading, noted in readings:
-                changed = reading.changed()
-                if changed or self._maps.is_rewritten(reading.allocation):
-                    step.written.add(noted)
+        for step, reading, noted in self._readings:
+            if reading.changed() or self._maps.is_rewritten(reading.allocation):
+                step.written.add(noted)
         self.forget()
 
     def forget(self) -> None:
@@ -331,7 +320,6 @@ class RunningMaps:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._leaving: Observer | None = None
 
     @property
     def permanent(self) -> set[int]:
@@ -369,23 +357,3 @@ class RunningMaps:
     def is_rewritten(self, allocation: int) -> bool:
         """Whether the program has changed a map before it was copied out."""
         return self._executor.maps.is_rewritten(allocation)
-
-    def watch_leaving(self, look: Callable[[int], None]) -> None:
-        """Calls ``look`` with a map's allocation while its memory is still there."""
-        self._leaving = _Leaving(look)
-        self._executor.observers.add(self._leaving)
-
-    def stop_watching(self) -> None:
-        """Ends :meth:`watch_leaving`."""
-        self._executor.observers.discard(self._leaving)
-
-
-class _Leaving(Observer):
-    """Looks at maps that leave."""
-
-    def __init__(self, look: Callable[[int], None]) -> None:
-        self._look = look
-
-    def leaves(self, live: LiveMap) -> None:
-        if live.state is State.RESIDENT:
-            self._look(live.allocation)

@@ -209,6 +209,31 @@ class DeviceConformance:
         del again
         assert find() is None
 
+    def test_each_last_look_sees_memory_before_it_is_free(self, opened: Opened) -> None:
+        device, xp = opened.device, opened.xp
+        array = xp.full(MIB, 7, 'u1')
+        root = device.arrays.root(array)
+        seen: list[tuple[str, int]] = []
+
+        def look_as(name: str) -> Callable[[int], None]:
+            def look(address: int) -> None:
+                memory = device.arrays.memory_at(address, MIB)
+                whole = device.arrays.restore(memory, View(0, (MIB,), (1,), '|u1'))
+                seen.append((name, int(whole.sum(dtype='i8'))))
+
+            return look
+
+        kept = [device.arrays.last_look(root, look_as(name)) for name in ('a', 'b')]
+        given_up = device.arrays.last_look(root, look_as('c'))
+        del given_up
+        view = array[5:]
+        del array, root
+        assert not seen
+        view[:] = 9
+        del view
+        assert sorted(seen) == [(name, 9 * MIB - 10) for name in ('a', 'b')]
+        del kept
+
     def test_events(self, opened: Opened) -> None:
         device, xp = opened.device, opened.xp
         device.memory.start_events()

@@ -280,8 +280,39 @@ class IntoASource(Writing):
         return F.softmax_cross_entropy(self.last(F.max_pooling_2d(y, 2)), t)
 
 
+class IntoASourceAfterForward(IntoASource):
+    """And lets go of it when forward returns."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = self.conv(x)
+        y = F.max_pooling_2d(F.sigmoid(h), 2)
+        loss = F.softmax_cross_entropy(self.last(y), t)
+        if self.calls > self.begins_at:
+            h.array[:, ::2] *= 0.5
+        return loss
+
+
+class IntoASourceMadeOfTwo(IntoASource):
+    """A sum of which no backward reads the parts."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = self.conv(x) * 2
+        y = F.sigmoid(h + self.conv(-x))
+        loss = F.softmax_cross_entropy(self.last(F.max_pooling_2d(y, 2)), t)
+        if self.calls > self.begins_at:
+            h.array[:, ::2] *= 0.5
+        return loss
+
+
 class IntoASourceLate(IntoASource):
     begins_at = LATE
+
+
+INTO_SOURCES = [
+    IntoASource, IntoASourceAfterForward, IntoASourceMadeOfTwo, IntoASourceLate
+]  # fmt: skip
 
 
 def stays(problem, limit_bytes):
@@ -290,7 +321,7 @@ def stays(problem, limit_bytes):
 
 
 @pytest.mark.parametrize('verify', [False, True])
-@pytest.mark.parametrize('program', [IntoASource, IntoASourceLate])
+@pytest.mark.parametrize('program', INTO_SOURCES)
 def test_what_the_program_writes_into_is_no_source(program, verify, data, monkeypatch):
     """Replays make it again, which is what they would do without sources."""
     monkeypatch.setitem(planners.PLANNERS, 'stays', stays)
@@ -303,7 +334,7 @@ def test_what_the_program_writes_into_is_no_source(program, verify, data, monkey
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize('program', [IntoASource, IntoASourceLate])
+@pytest.mark.parametrize('program', INTO_SOURCES)
 def test_a_gpu_tells_later_of_writing_into_a_source(program, data, monkeypatch):
     monkeypatch.setitem(planners.PLANNERS, 'stays', stays)
     expected = networks.train_on_gpu(program, data)[0]

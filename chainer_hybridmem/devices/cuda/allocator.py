@@ -231,7 +231,7 @@ class Allocation:
     """
 
     __slots__ = (
-        '__weakref__', '_look', 'allocator', 'block', 'ident', 'nbytes', 'stream'
+        '__weakref__', '_looks', 'allocator', 'block', 'ident', 'nbytes', 'stream'
     )  # fmt: skip
 
     def __init__(
@@ -242,7 +242,7 @@ class Allocation:
         self.nbytes = nbytes
         self.block = block
         self.stream = stream
-        self._look: Any = None  # weak reference to a _Look
+        self._looks: list[weakref.ref[_Look]] | None = None
 
     def call_last(self, look: Callable[[int], None]) -> object:
         """Has a function called with the address before the block is given back.
@@ -251,15 +251,16 @@ class Allocation:
             What keeps it so.
         """
         kept = _Look(look)
-        self._look = weakref.ref(kept)
+        self._looks = [*(self._looks or ()), weakref.ref(kept)]
         return kept
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if finalizing():
             return
-        look = self._look and self._look()
-        if look is not None:
-            look.look(self.block.ptr)
+        for reference in self._looks or ():
+            look = reference()
+            if look is not None:
+                look.look(self.block.ptr)
         self.block = None
         self.allocator.let_go(self.ident, self.nbytes)
 
