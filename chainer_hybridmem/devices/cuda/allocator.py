@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from chainer_hybridmem.devices.cuda.block_pool import BlockPool
+from chainer_hybridmem.devices.cuda.block_pool import BlockPool, count_other_pools
 from chainer_hybridmem.devices.cuda.gpu import Gpu, import_cupy, round_up
 from chainer_hybridmem.devices.values import Root
 from chainer_hybridmem.errors import OutOfMemoryError, without_frames
@@ -33,11 +33,12 @@ class Allocator:
         gpu: Whose memory it is.
         pool: Where blocks come from.
         counter: Counts them.
-        others: What CuPy's default pool holds beside them.
+        others: What other pools hold beside them.
         recount: Counts that anew.
 
     Attributes:
         pointer: The function that CuPy calls; one object, to be recognised.
+        previous: The one before, while CuPy calls this one.
         wanted_bytes (int): See :class:`.Memory`.
         last_failure (tuple or None): Bytes asked for and bytes in use when an
             allocation was last refused.
@@ -63,7 +64,7 @@ class Allocator:
         self._new_pointer: Callable[..., Any] = gpu.cuda.MemoryPointer
         self._reclaim: Callable[[int], None] | None = None
         self._reclaiming = False
-        self._previous: Any = None
+        self.previous: Any = None
         self._closed = False
         self.wanted_bytes = 0
         self.last_failure: tuple[int, int] | None = None
@@ -77,11 +78,11 @@ class Allocator:
             reclaim: See :meth:`.Memory.install`.
             previous: The allocator before, which serves other GPUs.
         """
-        self._reclaim, self._previous = reclaim, previous
+        self._reclaim, self.previous = reclaim, previous
 
     def end(self) -> Any:
         """CuPy shall not call this allocator any more; returns the one before."""
-        previous, self._previous, self._reclaim = self._previous, None, None
+        previous, self.previous, self._reclaim = self.previous, None, None
         return previous
 
     def close(self) -> None:
@@ -137,7 +138,7 @@ class Allocator:
 
     def _other_pointer(self, size: int) -> Any:
         """Asks the allocator that was installed before, for another GPU."""
-        previous = self._previous or self._gpu.cuda.get_allocator()
+        previous = self.previous or self._gpu.cuda.get_allocator()
         if previous is self.pointer:
             previous = self._gpu.cupy.get_default_memory_pool().malloc
         return previous(size)
@@ -206,8 +207,8 @@ class Allocator:
         kept = ''
         if self._others.nbytes >= self._pool.whole_bytes:
             kept = (
-                f" {self._others.nbytes} of them are kept by CuPy's default pool for "
-                'arrays from before the session; begin the session earlier.'
+                f' {self._others.nbytes} of them are kept by other pools for arrays '
+                'from before the session; let go of them, or begin it earlier.'
             )
         raise make_out_of_memory_error(
             f'{nbytes} bytes do not fit: {used_bytes} of {limit_bytes} bytes '
@@ -313,11 +314,12 @@ def _out_of_memory_class() -> Any:
 
 
 class OtherPools:
-    """Counts what CuPy's default pool takes up beside a session.
+    """Counts what other pools take up beside a session.
 
     Note: [other pools]
-        Arrays that were made before the session lie in CuPy's default pool. It keeps
-        whole chunks as long as one small array in them lives, so what it holds beyond
+        Arrays that were made before the session lie in CuPy's default pool, in one that
+        the program has set, or in that of an earlier session. CuPy's pools keep
+        whole chunks as long as one small array in them lives, so what they hold beyond
         the arrays that are known counts as in use: the driver's memory is what the
         limit is about. Nobody tells when such an array dies: what is held is counted
         anew where it may make room.
@@ -325,30 +327,39 @@ class OtherPools:
     Args:
         gpu: Whose memory it is.
         counter: Where it is counted.
+        own: The session's pool.
 
     Attributes:
         nbytes (int): Counted now.
         shrinks (bool): Whether an array has died there, so that less may be held.
     """
 
-    def __init__(self, gpu: Gpu, counter: AllocationCounter) -> None:
+    def __init__(self, gpu: Gpu, counter: AllocationCounter, own: BlockPool) -> None:
         self._gpu = gpu
         self._counter = counter
+        self._own = own
         self._ident = 0
         self.nbytes = 0
         self.shrinks = False
 
-    def count(self, known_bytes: int) -> None:
+    def count(self, known_bytes: int, previous: Any) -> None:
         """Counts anew what is held.
 
         Args:
             known_bytes: Of it, counted elsewhere.
+            previous: The allocator that was installed before the session's.
         """
         self.shrinks = False
+        held_bytes = count_other_pools(self._own)
+        default = self._gpu.cupy.get_default_memory_pool()
+        pools, set_before = [default], getattr(previous, '__self__', None)
+        if set_before is not default and isinstance(set_before, type(default)):
+            pools.append(set_before)
         with self._gpu.current():
-            pool = self._gpu.cupy.get_default_memory_pool()
-            pool.free_all_blocks()
-            nbytes = max(0, int(pool.total_bytes()) - known_bytes)
+            for pool in pools:
+                pool.free_all_blocks()
+                held_bytes += int(pool.total_bytes())
+        nbytes = max(0, held_bytes - known_bytes)
         if nbytes == self.nbytes:
             return
         self.forget()

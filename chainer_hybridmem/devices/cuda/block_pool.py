@@ -29,6 +29,9 @@ CROWDED_HOLES = native.MOST_HOLES // 2  # of a slab, which then gets a successor
 SPARE_ADDRESSES = 2  # times the memory; holes without memory take addresses, too
 
 
+_all_pools: weakref.WeakSet[BlockPool] = weakref.WeakSet()
+
+
 class BlockPool(abc.ABC):
     """Takes memory from the driver, up to the limit, and cuts blocks from it.
 
@@ -54,6 +57,7 @@ class BlockPool(abc.ABC):
 
     def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
         self._gpu = gpu
+        _all_pools.add(self)
         with gpu.current():
             of_environment = gpu.cuda.MemoryPool().get_limit()  # 0: none
         self.limit_bytes = min(limit_bytes, of_environment or limit_bytes)
@@ -91,6 +95,10 @@ class BlockPool(abc.ABC):
     def set_external_bytes(self, elsewhere_bytes: int) -> None:
         """So many bytes are in use that do not come from here."""
         self._elsewhere_bytes = elsewhere_bytes
+
+    def is_beside(self, other: BlockPool) -> bool:
+        """Whether it is another pool of the same GPU."""
+        return self is not other and self._gpu.number == other._gpu.number
 
     def watch(self, watched: bool) -> None:
         """Begins or ends counting where blocks come from."""
@@ -395,6 +403,12 @@ class Block:
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
             self._blocks.give(self._memory, self._nbytes, self._stream)
+
+
+def count_other_pools(own: BlockPool) -> int:
+    """GPU memory that arrays keep in pools of devices that have been closed."""
+    others = [pool for pool in _all_pools if pool.is_beside(own)]
+    return sum(pool.footprint_bytes for pool in others)
 
 
 def open_pool(gpu: Gpu, limit_bytes: int) -> BlockPool:

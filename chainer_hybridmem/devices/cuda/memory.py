@@ -37,7 +37,7 @@ class CudaMemory(Memory):
         self.limit_bytes = self.pool.limit_bytes
         self._counter = AllocationCounter()
         self._adopted = AdoptedArrays(self._counter.count, self._lose_adopted)
-        self._others = OtherPools(gpu, self._counter)
+        self._others = OtherPools(gpu, self._counter, self.pool)
         self._allocator = Allocator(
             gpu, self.pool, self._counter, self._others, self._count_others
         )
@@ -194,7 +194,7 @@ class CudaMemory(Memory):
         return self._adopted.nbytes + self._others.nbytes
 
     def _count_others(self) -> None:
-        self._others.count(self._adopted.nbytes)
+        self._others.count(self._adopted.nbytes, self._allocator.previous)
         self.pool.set_external_bytes(self._elsewhere_bytes)
 
     def _lose_adopted(self, ident: int, nbytes: int) -> None:
