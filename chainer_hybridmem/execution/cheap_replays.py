@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from chainer_hybridmem.chainer_access import owners
@@ -183,12 +183,19 @@ class CheapReplays:
 
     def is_needless(self, live: LiveMap) -> bool:
         """Whether no known backward needs a map, nor what is made again of it."""
-        return not live.is_awaited and not any(
+        return not live.is_awaited and not self._is_source(live, self._maps)
+
+    def needs(self, live: LiveMap) -> bool:
+        """Whether what has been dropped here is made again of a map."""
+        return self._is_source(live, self._dropped)
+
+    def _is_source(self, live: LiveMap, others: Iterable[LiveMap]) -> bool:
+        return any(
             other.state is State.GONE
             and other.is_awaited
             and other.slots.are_alive()
             and self._is_made_of(other, live)
-            for other in self._maps
+            for other in others
         )
 
     def _is_made_of(self, gone: LiveMap, live: LiveMap) -> bool:

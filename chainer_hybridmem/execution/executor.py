@@ -18,7 +18,7 @@ from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.crossing import Crossing
 from chainer_hybridmem.execution.evictor import Evictor, PassiveRules, Prefetcher
-from chainer_hybridmem.execution.live_map import State
+from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.mover import Counters, Mover, Observers
 from chainer_hybridmem.execution.replayer import Asked, Recipes, Restorer
@@ -60,7 +60,7 @@ class Executor:
         self._device = device
         self._planned = maps.planned
         self.observers = Observers()
-        self._mover = Mover(maps.planned, maps.functions.may_read, self.observers)
+        self._mover = Mover(maps.planned, self._may_be_needed, self.observers)
         self._recipes = Recipes(device, maps, may_drop)
         self._restorer = Restorer(
             device, maps, self._mover, self._recipes, self.observers
@@ -87,6 +87,11 @@ class Executor:
     def counters(self) -> Counters:
         """What this iteration has moved."""
         return self._mover.counters
+
+    def _may_be_needed(self, live: LiveMap) -> bool:
+        """Whether backward may still read a map, or what is made again of it alone."""
+        read = bool(live.uses) and self.functions.may_read(live)
+        return read or self.cheap.needs(live)
 
     def report_to(self, found: Callable[[Any], None], asked: Asked) -> None:
         """Says who wants to know of functions, in every iteration.

@@ -198,8 +198,8 @@ class Mover:
     Args:
         planned (PlannedMaps): Finds the maps of a plan; keeps host copies for later
             iterations.
-        may_be_read (callable): Tells whether a backward that has not run yet may read
-            a map.
+        may_be_needed (callable): Tells whether a backward that has not run yet may read
+            a map, or what can only be made again of it.
         observers (Observers): Are told.
 
     Attributes:
@@ -209,11 +209,11 @@ class Mover:
     def __init__(
         self,
         planned: PlannedMaps,
-        may_be_read: Callable[[LiveMap], bool],
+        may_be_needed: Callable[[LiveMap], bool],
         observers: Observers,
     ) -> None:
         self._planned = planned
-        self._may_be_read = may_be_read
+        self._may_be_needed = may_be_needed
         self._observers = observers
         self.counters = Counters()
 
@@ -314,7 +314,8 @@ class Mover:
 
         The iteration may go on otherwise than the one that was recorded, and ask for
         the gradient of an input, say. What is not made again stays for that, as long as
-        it is in the graph of a function that backward can run.
+        it is in the graph of a function that backward can run, and for what has been
+        dropped beside the plan and is made again of it.
         """
         if live.outlives:  # replayer, [later iterations]
             self.put_away(live)
@@ -330,8 +331,7 @@ class Mover:
         return (
             self._planned.is_for_good(live)
             and not live.host.valid
-            and bool(live.uses)
-            and self._may_be_read(live)
+            and self._may_be_needed(live)
         )
 
     # -- to the device --------------------------------------------------------

@@ -93,13 +93,19 @@ class CudaMemory(Memory):
         return self._allocator.without_reclaim()
 
     def adopt(self, arrays: Iterable[Array]) -> None:
-        for array in arrays:
+        others = [array for array in arrays if not self._knows(array.data.mem)]
+        if not others:
+            return
+        self._others.forget()  # they may be among what other pools hold
+        for array in others:
             base = array if array.base is None else array.base
             memory = array.data.mem
-            if memory.size and not self.ident_of(memory):
+            if not self._knows(memory):
                 with self._counter.lock:
                     self._adopted.add(memory.ptr, base, round_up(memory.size))
-                    self.pool.set_external_bytes(self._elsewhere_bytes)
+        if self._installed:
+            self._count_others()
+        self.pool.set_external_bytes(self._elsewhere_bytes)
 
     def allocate(self, nbytes: int) -> Root:
         with self._gpu.current():
@@ -113,6 +119,10 @@ class CudaMemory(Memory):
         """Id of an allocation; 0 if it is not counted."""
         owner = self._allocator.find_owner(root)
         return self._adopted.ident_at(root.ptr) if owner is None else owner.ident
+
+    def _knows(self, root: Root) -> bool:
+        """Whether an allocation is counted, or has no bytes."""
+        return not root.size or self.ident_of(root) != 0
 
     def collect_garbage(self) -> None:
         super().collect_garbage()
