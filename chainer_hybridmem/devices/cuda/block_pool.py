@@ -23,7 +23,7 @@ from chainer_hybridmem.devices.offset_table import OffsetTable
 
 _WHOLE_BYTES = 1 << 20  # from this size on blocks are not split, or from
 WHOLE_SHARE = 256  # such a part of the limit on; small ones share pieces of memory
-MOST_PIECES = 256  # of mapped memory, if small ones do not take it
+MOST_PIECES = 1024  # of mapped memory; two per block may be of no use to others
 SPARE_GRANULES = 16  # at the ends of what lies beside an arena, and of the arena
 CROWDED_HOLES = native.MOST_HOLES // 2  # of a slab, which then gets a successor
 SPARE_ADDRESSES = 2  # times the memory; holes without memory take addresses, too
