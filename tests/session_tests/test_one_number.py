@@ -115,11 +115,12 @@ def test_the_number_is_followed_once(seed):
     assert losses == expected
 
 
-def small_steps(limit, batches, caught=()):
+def small_steps(limit, batches, caught=(), layers=1):
     """Trains with one batch after the other; what is caught ends a batch."""
     np.random.seed(0)
+    deep = chainer.Sequential(L.Linear(256, 256), F.tanh).repeat(layers - 1)
     model = L.Classifier(
-        chainer.Sequential(L.Linear(64, 256), F.tanh, L.Linear(256, 4))
+        chainer.Sequential(L.Linear(64, 256), F.tanh, *deep, L.Linear(256, 4))
     )
     optimizer = chainer.optimizers.SGD().setup(model)
     sizes, losses = [], []
@@ -135,6 +136,23 @@ def small_steps(limit, batches, caught=()):
             model.cleargrads()
             del model.loss, model.y, model.accuracy
     return session, sizes, losses
+
+
+def test_what_is_told_of_plain_chainer_is_no_less_than_what_was_asked_for():
+    """The iteration that shows it is another one than that which did not fit."""
+    batches = [*[1000] * 6, 3000, *[1000] * 3]
+    peak = small_steps(10**9, batches[:5], layers=6)[0].statistics()['peak_bytes']
+    with pytest.raises(OutOfMemoryError) as caught:
+        small_steps(int(0.8 * peak), batches, layers=6)
+    error, message = caught.value, str(caught.value)
+    wanted = error.used_bytes + error.requested_bytes
+    told = re.findall(r'(?:needs|any plan is).*? \((\d+) bytes\)', message)
+    assert all(int(nbytes) >= wanted for nbytes in told)
+    assert ('known to do for all' in message) == bool(told)
+    known = int(re.search(KNOWN, message).group(1))
+    session, sizes, _ = small_steps(known, batches, layers=6)
+    assert sizes == batches
+    assert session.statistics()['peak_bytes'] <= known
 
 
 def test_a_program_that_catches_the_error_goes_on_inside_the_limit():

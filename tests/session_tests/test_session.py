@@ -235,6 +235,21 @@ def test_iterations_of_two_sizes_and_evaluation_between():
     assert figures['deviations'] == 0
 
 
+def test_an_iteration_knows_whether_an_evaluation_is_in_its_time():
+    model = networks.Everything()
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    with networks.session_for(model, {'memory_limit': LIMIT}) as session:
+        for i, (x, t) in enumerate(networks.batches(8)):
+            networks.iterate(model, optimizer, x, t)
+            with chainer.no_backprop_mode():
+                F.sum(x)  # as programs watch their training
+            if i in (2, 5):
+                with chainer.no_backprop_mode(), chainer.using_config('train', False):
+                    model(x, t)
+    evaluates = [bool(e['evaluates']) for e in networks.entries_of(session)]
+    assert evaluates == [i in (2, 5) for i in range(8)]
+
+
 def test_an_iteration_that_changes_in_the_middle():
     """Same first function, then another path: passive, then learnt again."""
 

@@ -98,6 +98,8 @@ class Iteration:
             quietly; None: its operations tell it.
         knows (bool): Whether its functions become known: a quiet one notes them, until
             memory is short.
+        evaluates (bool): Whether the program has evaluated since it began, which is in
+            its time.
     """
 
     __slots__ = (
@@ -106,6 +108,7 @@ class Iteration:
         'backward_seen',
         'categories',
         'depth',
+        'evaluates',
         'fingerprint',
         'following',
         'foreign_bytes',
@@ -140,7 +143,7 @@ class Iteration:
         self.categories: Mapping[int, Category] = {}
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
-        self.knows = False
+        self.knows = self.evaluates = False
         self._start_seconds = 0.0
 
     # -- beginning and end ----------------------------------------------------

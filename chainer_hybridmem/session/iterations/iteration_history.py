@@ -220,6 +220,7 @@ class IterationHistory:
         foreign_bytes: int,
         splitter: Splitter,
         verified: bool,
+        evaluates: bool,
     ) -> Entry:
         """An iteration has ended.
 
@@ -232,6 +233,7 @@ class IterationHistory:
                 held when the plan's profile was recorded.
             splitter: Knows which functions have run in parts.
             verified: Whether every bit was checked, which takes its time.
+            evaluates: Whether an evaluation is in that time.
         """
         device = self._device
         placed, pool = device.offsets.figures(), device.memory.pool_figures()
@@ -241,6 +243,7 @@ class IterationHistory:
         entry = {
             'guided': float(guided),
             'verified': float(verified),
+            'evaluates': float(evaluates),
             'host_bytes': device.copies.host_bytes,
             'disk_bytes': device.copies.disk_bytes,
             'plan': plan,
@@ -291,9 +294,9 @@ class IterationHistory:
         Those since it was last predicted; without any, those before; without any of
         this plan, those of all plans.
         """
-        guided = _not_verified(self._guided[-NEWEST:])
+        guided = _all_but('verified', self._guided[-NEWEST:])
         predicted = [e for e in guided if e['plan'] is plan]
-        return predicted or _of_plan(guided, plan)
+        return _all_but('evaluates', predicted or _of_plan(guided, plan))
 
     def maxima(self, plan: Plan | None) -> list[Entry]:
         """The largest figures of iterations that have followed a plan.
@@ -301,16 +304,16 @@ class IterationHistory:
         They are of any plan, as long as there is none of this one.
         """
         guided = [e for e in self._maxima if e['guided']]
-        return _of_plan(_not_verified(guided), plan)
+        return _of_plan(_all_but('verified', guided), plan)
 
     def all_maxima(self) -> list[Entry]:
         """The largest figures of all iterations, by what they have followed."""
         return self._maxima
 
 
-def _not_verified(guided: list[Entry]) -> list[Entry]:
-    """All but the checked ones; all where there are no others."""
-    return [e for e in guided if not e['verified']] or guided
+def _all_but(name: str, guided: list[Entry]) -> list[Entry]:
+    """Those that are not ``name``; all where there are no others."""
+    return [e for e in guided if not e[name]] or guided
 
 
 def _of_plan(guided: list[Entry], plan: Plan | None) -> list[Entry]:

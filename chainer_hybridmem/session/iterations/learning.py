@@ -141,6 +141,7 @@ class Learning:
             iteration.foreign_bytes,
             self._splitter,
             self._instruments.finish_verifying(guided),
+            iteration.evaluates,
         )
         state = self.name_state(iteration)
         self._history.kinds.count(state, guide, entry)

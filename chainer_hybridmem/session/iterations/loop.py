@@ -185,6 +185,8 @@ class Loop(chainer.FunctionHook):
             if schedule is not None or type(function) is graph.StaticScheduleFunction:
                 graph.refuse_static()
         if not with_graph:  # it leaves nothing, as most in a backward function
+            if not own.get('train', shared['train']):
+                iteration.evaluates = True
             self._splitter.prepare(function)
             if function.inputs is not None and not iteration.quiet:
                 self._executor.restore_maps(function)  # it is applied once more

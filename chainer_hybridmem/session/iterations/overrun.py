@@ -62,10 +62,14 @@ class Needs:
     complete: bool = False
 
     @property
+    def in_core_bytes(self) -> int:
+        """What they need if nothing leaves, as far as it is known."""
+        return self.plain_bytes or self.kept_bytes or self.enough_bytes
+
+    @property
     def named_bytes(self) -> int:
         """See [limits that are named]."""
-        in_core_bytes = self.plain_bytes or self.kept_bytes or self.enough_bytes
-        return with_spare(self.enough_bytes, in_core_bytes)
+        return with_spare(self.enough_bytes, self.in_core_bytes)
 
     def __str__(self) -> str:
         beside = []
@@ -113,6 +117,7 @@ class Overrun:
         self._explainer = explainer
         self._refusal: Refusal | None = None  # the first one
         self._beyond_bytes = 0
+        self._counted_bytes = 0  # most that was wanted at once, whatever had left
         self._model_bytes = 0  # when it was refused
         self._iterations = 0  # that have ended since
         self._concluded = False
@@ -151,6 +156,8 @@ class Overrun:
             return
         if not self._memory.raise_limit(short_bytes):
             return
+        wanted_bytes = memory.used_bytes + memory.wanted_bytes
+        self._counted_bytes = max(self._counted_bytes, wanted_bytes)
         self._beyond_bytes += short_bytes
         if self._refusal is None:
             self._model_bytes = outside_limit(lambda: self._arrays.kept_bytes)
@@ -219,6 +226,9 @@ class Overrun:
     def _find_needs(self, guide: Guide | None) -> Needs:
         seen = self._options.limit_bytes + self._beyond_bytes
         found = _find_plan_needs(guide)
+        if found is not None and found.in_core_bytes < self._counted_bytes:
+            # Other iterations than the guide's need more, or the program holds more.
+            found = Needs(found.enough_bytes)
         if found is None:
             grown = 0
             if self._iterations < 2:  # the next one begins with all that updates make
