@@ -62,7 +62,8 @@ def in_flags(text: str) -> str:
 
 def _name_flag(found: re.Match[str]) -> str:
     name, _, value = found.group().strip("'").partition('=')
-    return ' '.join([_flags[name], value.strip("'")]).rstrip()
+    value = {'True': 'true', 'False': 'false'}.get(value, value.strip("'"))
+    return f'{_flags[name]} {value}'.rstrip()
 
 
 class HybridMemoryError(Exception):

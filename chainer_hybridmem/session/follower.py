@@ -97,6 +97,7 @@ class Follower:
         self._backwards = 0  # of no session
         self._needs: Needs | None = None  # what the last session lacked
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
+        self._exceeded = False  # whether one was, by a session
         self._static = _Off()  # see [static graphs]
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
 
@@ -271,6 +272,7 @@ class Follower:
         finally:
             if session is not finding:
                 self._needs = session.needs
+                self._exceeded = self._exceeded or bool(session.exceeded)
                 self._figures.append(session.statistics())
                 if self._report is not None:
                     session.report(html=self._report)
@@ -281,7 +283,8 @@ class Follower:
         Args:
             report: As for the class.
         """
-        self._figures, self._backwards, self._caught = [], 0, ''
+        self._figures, self._backwards = [], 0
+        self._caught, self._exceeded = '', False
         self._static.asked = False
         self._report = report
         self._renew_finder()
@@ -335,7 +338,9 @@ class Follower:
                 'loop'
             )
         none = 'no optimizer has got a model, and no backward has run'
-        return f'it has failed: {none}' if self._failed else f'it only infers: {none}'
+        return (
+            f'it has failed: {none}' if self._failed else f'it does not train: {none}'
+        )
 
     def _describe_peak(self) -> str:
         plain_bytes = self._finder.in_core_bytes
@@ -366,6 +371,7 @@ class Follower:
         guided = sum(one['guided_iterations'] for one in self._figures)
         sessions = len(self._figures)
         where = f' in {format_count(sessions, "session")}' if sessions > 1 else ''
+        found += ', exceeded once to find out what does' if self._exceeded else ''
         return (
             f'limit {limit}{found}; {format_count(iterations, "iteration")}{where}, '
             f'{guided} of them with a plan'

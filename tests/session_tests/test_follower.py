@@ -255,12 +255,16 @@ def test_what_the_first_iterations_cannot_show(limit, says):
 
 @pytest.mark.parametrize(
     ('error', 'why'),
-    [(None, 'only infers'), (SystemExit(0), 'only infers'), (SystemExit(2), 'failed')],
+    [
+        (None, 'does not train'),
+        (SystemExit(0), 'does not train'),
+        (SystemExit(2), 'has failed'),
+    ],
 )
 def test_a_program_that_does_not_train(error, why):
     follower = Follower(LIMIT, {})
     follower.__exit__(error and SystemExit, error)
-    assert re.search(f'not applied: it (has )?{why}: ', follower.describe()[0])
+    assert re.search(f'not applied: it {why}: ', follower.describe()[0])
 
 
 def test_a_percentage_that_is_too_small_is_told_with_one_that_does():
@@ -443,7 +447,7 @@ def only_set_up() -> None:
     ('program', 'reason'),
     [
         (only_own, 'the program has a session of its own'),
-        (only_infers, 'it only infers: no optimizer has got a model'),
+        (only_infers, 'it does not train: no optimizer has got a model'),
         (an_sgd_of_its_own, 'it trains without an optimizer of Chainer'),
         (only_set_up, 'no function has run for a backward since'),
     ],
@@ -466,6 +470,8 @@ def test_too_little_memory_ends_in_an_error_with_a_limit_that_will_do():
             raise
     assert re.search('a limit known to do for all is [0-9]+ bytes', str(caught.value))
     assert active_session() is None
+    told = follower.describe()[1]
+    assert told.startswith('limit 976.6 KiB, exceeded once to find out what does; ')
 
 
 def test_nothing_of_it_is_left_in_chainer():
