@@ -17,7 +17,7 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import compiling
+from chainer_hybridmem import compiling, timing
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import (
     OptionError,
@@ -235,7 +235,9 @@ def test_iterations_of_two_sizes_and_evaluation_between():
     assert figures['deviations'] == 0
 
 
-def test_an_iteration_knows_whether_an_evaluation_is_in_its_time():
+def test_an_evaluation_is_not_in_the_time_of_an_iteration(monkeypatch):
+    later, now = 0, timing.now
+    monkeypatch.setattr(timing, 'now', lambda: now() + later)
     model = networks.Everything()
     optimizer = chainer.optimizers.SGD(0.01).setup(model)
     with networks.session_for(model, {'memory_limit': LIMIT}) as session:
@@ -246,6 +248,8 @@ def test_an_iteration_knows_whether_an_evaluation_is_in_its_time():
             if i in (2, 5):
                 with chainer.no_backprop_mode(), chainer.using_config('train', False):
                     model(x, t)
+                later += 1000
+    assert max(e['seconds'] for e in networks.entries_of(session)) < 500
     evaluates = [bool(e['evaluates']) for e in networks.entries_of(session)]
     assert evaluates == [i in (2, 5) for i in range(8)]
 

@@ -98,12 +98,12 @@ class Iteration:
             quietly; None: its operations tell it.
         knows (bool): Whether its functions become known: a quiet one notes them, until
             memory is short.
-        evaluates (bool): Whether the program has evaluated since it began, which is in
-            its time.
+        evaluates (bool): Whether the program has evaluated since it began.
     """
 
     __slots__ = (
         '_away',
+        '_end_seconds',
         '_start_seconds',
         'backward_seen',
         'categories',
@@ -145,6 +145,7 @@ class Iteration:
         self.fingerprint: int | None = None
         self.knows = self.evaluates = False
         self._start_seconds = 0.0
+        self._end_seconds: float | None = None
 
     # -- beginning and end ----------------------------------------------------
     def follow(self, guide: Guide | None) -> None:
@@ -187,8 +188,20 @@ class Iteration:
 
     @property
     def seconds(self) -> float:
-        """Since its start."""
-        return timing.now() - self._start_seconds
+        """Since its start, until now or an evaluation."""
+        end = timing.now() if self._end_seconds is None else self._end_seconds
+        return end - self._start_seconds
+
+    def note_evaluation(self, issued: bool) -> None:
+        """The program evaluates.
+
+        Args:
+            issued: Whether its operations may only be issued so far: its time then goes
+                on.
+        """
+        self.evaluates = True
+        if self._end_seconds is None and self.is_complete and not issued:
+            self._end_seconds = timing.now()
 
     @property
     def is_in_forward(self) -> bool:

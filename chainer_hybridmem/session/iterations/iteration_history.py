@@ -233,7 +233,7 @@ class IterationHistory:
                 held when the plan's profile was recorded.
             splitter: Knows which functions have run in parts.
             verified: Whether every bit was checked, which takes its time.
-            evaluates: Whether an evaluation is in that time.
+            evaluates: Whether an evaluation may be in that time.
         """
         device = self._device
         placed, pool = device.offsets.figures(), device.memory.pool_figures()

@@ -186,7 +186,7 @@ class Loop(chainer.FunctionHook):
                 graph.refuse_static()
         if not with_graph:  # it leaves nothing, as most in a backward function
             if not own.get('train', shared['train']):
-                iteration.evaluates = True
+                iteration.note_evaluation(self._device.clock.asynchronous)
             self._splitter.prepare(function)
             if function.inputs is not None and not iteration.quiet:
                 self._executor.restore_maps(function)  # it is applied once more
