@@ -337,10 +337,8 @@ class Follower:
                 'unknown; call setup() of one, or put hybridmem.optimize() around the '
                 'loop'
             )
-        none = 'no optimizer has got a model, and no backward has run'
-        return (
-            f'it has failed: {none}' if self._failed else f'it does not train: {none}'
-        )
+        what = 'has failed' if self._failed else 'does not train'
+        return f'it {what}: no optimizer has got a model, and no backward has run'
 
     def _describe_peak(self) -> str:
         plain_bytes = self._finder.in_core_bytes
