@@ -315,8 +315,10 @@ class OutOfMemoryExplainer:
             return ''
         permanent_bytes = self._arrays.distinct_bytes
         small, small_bytes = self._runtime.executor.maps.count_small()
+        other_bytes = self._runtime.device.memory.other_bytes
         known_bytes = (
             permanent_bytes
+            + other_bytes
             + small_bytes
             + shortage.busy_bytes
             + shortage.held_bytes
@@ -324,6 +326,7 @@ class OutOfMemoryExplainer:
         )
         parts = (
             (permanent_bytes, 'of parameters, gradients and optimizer states'),
+            (other_bytes, 'in other pools, for arrays from before the session'),
             (shortage.busy_bytes, 'of feature maps that this operation reads'),
             (
                 shortage.held_bytes,
