@@ -243,7 +243,7 @@ class Allocation:
         self.nbytes = nbytes
         self.block = block
         self.stream = stream
-        self._looks: list[weakref.ref[_Look]] | None = None
+        self._looks: weakref.WeakSet[_Look] | None = None
 
     def call_last(self, look: Callable[[int], None]) -> object:
         """Has a function called with the address before the block is given back.
@@ -252,16 +252,16 @@ class Allocation:
             What keeps it so.
         """
         kept = _Look(look)
-        self._looks = [*(self._looks or ()), weakref.ref(kept)]
+        if self._looks is None:
+            self._looks = weakref.WeakSet()
+        self._looks.add(kept)
         return kept
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if finalizing():
             return
-        for reference in self._looks or ():
-            look = reference()
-            if look is not None:
-                look.look(self.block.ptr)
+        for kept in self._looks or ():
+            kept.look(self.block.ptr)
         self.block = None
         self.allocator.let_go(self.ident, self.nbytes)
 
