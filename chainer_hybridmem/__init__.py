@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.session.inference_session import optimize_inference
     from chainer_hybridmem.session.largest_batch import largest_batch
     from chainer_hybridmem.session.memory_profile import profile_memory
-    from chainer_hybridmem.session.optimizing import optimize
-    from chainer_hybridmem.session.session import Session
+    from chainer_hybridmem.session.session import Session, optimize
     from chainer_hybridmem.simulation import simulate
 
 __all__ = [
@@ -109,7 +108,7 @@ _HOMES = {
     'load_profile': 'records.library',
     'load_timeline': 'records.library',
     'make_plan': 'planners',
-    'optimize': 'session.optimizing',
+    'optimize': 'session.session',
     'optimize_inference': 'session.inference_session',
     'profile_memory': 'session.memory_profile',
     'recomputable': 'recompute.trust',

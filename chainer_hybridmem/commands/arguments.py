@@ -296,8 +296,7 @@ def check_copies(args: argparse.Namespace) -> None:
     told = {name: getattr(args, name) for name in names}
     if args.host_limit is None and not any(told.values()):
         return
-    from chainer_hybridmem.devices import open_device
-    from chainer_hybridmem.devices.host_limit import host_limit_bytes
+    from chainer_hybridmem.devices import host_limit_bytes, open_device
 
     most_bytes = host_limit_bytes(args.host_limit, args.swap_dir)
     open_device('cpu', FEWEST_BYTES, host_limit_bytes=most_bytes, **told).close()

@@ -213,7 +213,7 @@ def train_limited(
         HybridMemoryError: If none has.
     """
     from chainer_hybridmem.chainer_access.snapshots import snapshot
-    from chainer_hybridmem.session.optimizing import optimize
+    from chainer_hybridmem.session.session import optimize
     from chainer_hybridmem.session.watchers import VerifiedRun
 
     snapshots, guided = [], []

@@ -6,8 +6,10 @@ import re
 from typing import Any
 
 from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.errors import UnknownNameError
+from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.units import parse_bytes
 
 _HOST_NAMES = ('cpu', 'host', '@numpy')
 _CUDA_PATTERN = re.compile(r'(?:@cupy|cuda|gpu)(?::(\d+))?|(\d+)')
@@ -63,3 +65,25 @@ def open_device(
     from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     return CudaDevice(limit_bytes, device_id, **options)
+
+
+def host_limit_bytes(host_limit: int | str | None, swap_dir: str | None) -> int | None:
+    """The limit in bytes; None is no limit.
+
+    Args:
+        host_limit: As :func:`chainer_hybridmem.optimize` has it.
+        swap_dir: Likewise. With it alone, everything goes there.
+
+    Raises:
+        OptionError: If it cannot be read, or if nothing could be swapped under it.
+    """
+    if host_limit is None:
+        return None if swap_dir is None else 0
+    nbytes = parse_bytes(host_limit, 'host_limit', least=0)
+    if swap_dir is None and nbytes < LEAST_ROOM_BYTES:
+        raise OptionError(
+            f'host_limit is {host_limit!r} and there is no swap_dir, so that nothing '
+            f'could be swapped; give swap_dir a folder on a disk, or host_limit at '
+            f'least {LEAST_ROOM_BYTES} bytes.'
+        )
+    return nbytes

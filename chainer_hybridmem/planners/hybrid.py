@@ -47,9 +47,8 @@ from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.planners.pooch import FASTER_STAGE, NODE_BUDGET
 from chainer_hybridmem.planners.superneurons import SUPERNEURONS
-from chainer_hybridmem.planners.swap_all import SWAP_ALL
+from chainer_hybridmem.planners.uniform import SWAP_ALL
 from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.search.alike import group_alike
 from chainer_hybridmem.search.annealing import (
     MANY_MAPS,
     TOLERANCE,
@@ -75,6 +74,7 @@ from chainer_hybridmem.search.candidates import (
     Candidate,
     Search,
     count_assignments,
+    group_alike,
 )
 from chainer_hybridmem.search.planner_options import COUNT, SECONDS, SHARE
 from chainer_hybridmem.search.repairs import (

@@ -22,12 +22,11 @@ from chainer_hybridmem.planners import (
     dtr,
     exact,
     hybrid,
-    in_core,
     lower_sets,
     manual,
     pooch,
     superneurons,
-    swap_all,
+    uniform,
     vdnn,
 )
 from chainer_hybridmem.planners.planner import Planner, PlannerFunction, as_planner
@@ -37,8 +36,7 @@ from chainer_hybridmem.search.candidates import accept
 from chainer_hybridmem.simulation.problem import Problem
 
 FILES = (
-    in_core,
-    swap_all,
+    uniform,
     pooch,
     superneurons,
     vdnn,

@@ -16,8 +16,13 @@ import numpy as np
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.search.alike import is_convolution
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Search,
+    is_convolution,
+)
 from chainer_hybridmem.search.repairs import give_up_recomputes
 from chainer_hybridmem.simulation.problem import Problem
 

@@ -19,8 +19,7 @@ import numpy as np
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.search.alike import is_convolution
-from chainer_hybridmem.search.candidates import KEEP, SWAP, Search
+from chainer_hybridmem.search.candidates import KEEP, SWAP, Search, is_convolution
 from chainer_hybridmem.simulation.problem import Problem
 from chainer_hybridmem.simulation.work import Work
 

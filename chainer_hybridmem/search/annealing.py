@@ -9,7 +9,6 @@ import numpy as np
 from chainer_hybridmem import timing
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search import local_search
-from chainer_hybridmem.search.alike import number_kinds
 from chainer_hybridmem.search.candidates import (
     LATE,
     NUMBERS,
@@ -18,6 +17,7 @@ from chainer_hybridmem.search.candidates import (
     SWAP,
     Candidate,
     Search,
+    number_kinds,
 )
 from chainer_hybridmem.simulation.problem import Problem
 

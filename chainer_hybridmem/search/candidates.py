@@ -496,3 +496,28 @@ def find_fastest(
                 action[m] += 1
             m += 1
     return count
+
+
+def is_convolution(function: str) -> bool:
+    """Whether a function name is that of a convolution."""
+    return 'convolution' in function.lower()
+
+
+def number_kinds(problem: Problem) -> np.ndarray:
+    """(M,) number of the function that makes each map; states are one kind, too."""
+    operations = problem.profile.operations
+    names = [
+        s.category.value if s.persistent else operations[s.producer].function
+        for s in problem.maps
+    ]
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
+def group_alike(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Maps by group of those of one kind, size and choice: pointers, and the maps."""
+    n_maps = len(problem.maps)
+    a = problem.arrays
+    rows = [number_kinds(problem), a.size[:n_maps], *a.allowed.T]
+    group = np.unique(np.stack(rows), axis=1, return_inverse=True)[1].ravel()
+    pointers = np.concatenate([[0], np.cumsum(np.bincount(group))]).astype(np.int64)
+    return pointers, np.lexsort((np.arange(n_maps), group)).astype(np.int64)

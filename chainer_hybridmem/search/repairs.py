@@ -9,9 +9,15 @@ import numpy as np
 
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.alike import group_alike
 from chainer_hybridmem.search.bound import Bound
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Candidate, Search
+from chainer_hybridmem.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    SWAP,
+    Candidate,
+    Search,
+    group_alike,
+)
 from chainer_hybridmem.simulation.problem import Problem
 
 

@@ -1,10 +1,11 @@
-"""The session that ``optimize()`` makes: its ``with`` statement, its results."""
+"""``optimize()`` and the session that it makes: ``with`` statement and results."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import os
+import sys
 import threading
 import types
 from collections.abc import Callable
@@ -16,14 +17,19 @@ from chainer_hybridmem.chainer_access.owners import (
     model_arrays,
     move_in,
 )
+from chainer_hybridmem.compiling import told
 from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.errors import HybridMemoryError, SessionError, clear_frames
+from chainer_hybridmem.errors import (
+    HybridMemoryError,
+    SessionError,
+    clear_frames,
+    in_flags,
+)
 from chainer_hybridmem.execution.verifier import Followed, Verdict
 from chainer_hybridmem.interrupts import begin_whole, end_abandoned, ends_whole
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.cache.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations.all_reduce import AllReduce
@@ -39,14 +45,18 @@ from chainer_hybridmem.session.iterations.observation import Detail, InstrumentS
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.overrun import Needs, Overrun
 from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
-from chainer_hybridmem.session.page import make_cell, title_of, write_page
+from chainer_hybridmem.session.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.planning.planning import HostShare, Planning
-from chainer_hybridmem.session.progress_lines import ProgressLines
-from chainer_hybridmem.session.report import session_report
+from chainer_hybridmem.session.report import (
+    make_cell,
+    session_report,
+    title_of,
+    write_page,
+)
 from chainer_hybridmem.session.results import Results
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
-from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.options import Options, documents_options
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import open_runtime
 from chainer_hybridmem.session.setting.session_thread import (
@@ -55,7 +65,35 @@ from chainer_hybridmem.session.setting.session_thread import (
     warn_user,
 )
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_count
+
+
+class ProgressLines:
+    """Tells what a session does.
+
+    Args:
+        progress: The option of that name: True for standard error, a file, or neither.
+    """
+
+    def __init__(self, progress: Any) -> None:
+        self._file = (sys.stderr if progress is True else progress) or None
+        self._compiling = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Tells when functions compile, too."""
+        if self._file is not None:
+            self._compiling.enter_context(told(self.tell))
+
+    def close(self) -> None:
+        """Tells no more of functions that compile."""
+        self._compiling.close()
+
+    def tell(self, message: str) -> None:
+        """Writes a line, if the option asks for lines."""
+        if self._file is not None:
+            line = printable(f'hybridmem: {in_flags(message)}')
+            print(line, file=self._file, flush=True)
 
 
 class _Active(threading.local):
@@ -478,3 +516,27 @@ class Session:
         """Figures of the last finished iteration; empty before the first."""
         entries = self._history.entries
         return dict(entries[-1]) if entries else {}
+
+
+@documents_options
+def optimize(
+    model: Model,
+    memory_limit: int | str,
+    planner: str | None = None,
+    **options: Any,
+) -> Session:
+    """Trains a model inside a memory limit.
+
+    Args:
+        model: The model that is trained; its parameters are counted. A list if
+            several are trained together, as with a GAN.
+        {options}
+
+    Returns:
+        Session: To be used in a ``with`` statement around the training loop.
+
+    Raises:
+        UnknownNameError: If there is no such planner or device.
+        OptionError: If a value cannot be used, or an option is unknown.
+    """
+    return Session(model, Options.of(memory_limit, planner, options))

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import chainer
 
-from chainer_hybridmem.chainer_access import class_forwards, graph, sums_of_gradients
+from chainer_hybridmem.chainer_access import graph, replaced
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.records.profile import Split
 from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
@@ -63,7 +63,7 @@ def _sum(gradients: list[Any]) -> Any:
         return gradients[0] if gradients else None
     splitter: Splitter | None = getattr(_local, 'splitter', None)
     if splitter is None:
-        return sums_of_gradients.chainers(gradients)
+        return replaced.chainers_sum(gradients)
     return splitter.add_up(gradients)
 
 
@@ -245,8 +245,8 @@ class Splitter:
             _local.splitter = self
             with _lock:
                 if not _open:
-                    sums_of_gradients.use(_sum)
-                    class_forwards.replace(rules.KINDS, _make_forward)
+                    replaced.use_sum(_sum)
+                    replaced.replace_forwards(rules.KINDS, _make_forward)
                 _open.add(self)
         return self
 
@@ -259,8 +259,8 @@ class Splitter:
             was_open = self in _open
             _open.discard(self)
             if was_open and not _open:
-                sums_of_gradients.use(sums_of_gradients.chainers)
-                class_forwards.put_back()
+                replaced.use_sum(replaced.chainers_sum)
+                replaced.put_back_forwards()
 
     def add_up(self, gradients: list[Any]) -> Any:
         """Chainer's sum of a variable's gradients; in place if it does not fit.
@@ -269,7 +269,7 @@ class Splitter:
             gradients: At least two variables.
         """
         if chainer.config.enable_backprop:  # the graph keeps them
-            return sums_of_gradients.chainers(gradients)
+            return replaced.chainers_sum(gradients)
         k, index = self.place
         self.place = k, index + 1
         place = k, index, SUM
@@ -279,14 +279,14 @@ class Splitter:
         memory = self._device.memory
         former, memory.trying = memory.trying, True
         try:
-            return sums_of_gradients.chainers(gradients)
+            return replaced.chainers_sum(gradients)
         except MemoryError:  # its frames hold the gradients until here
             if memory.reclaim_error is not None:
                 raise
         finally:
             memory.trying = former
         if not add_in_place(gradients):
-            return sums_of_gradients.chainers(gradients)  # in earnest
+            return replaced.chainers_sum(gradients)  # in earnest
         self._remember(place, IN_PLACE, new=True)
         return gradients[0]
 
@@ -493,7 +493,7 @@ def _alone(gradients: list[Any], index: int) -> bool:
     """Whether only the list refers to a variable and to the memory behind it."""
     if _references(gradients, index) > _ALONE:
         return False
-    held = sums_of_gradients.holder(gradients[index])
+    held = replaced.holder(gradients[index])
     if _references(held, 0) > _ALONE:
         return False
     base = held[0].base

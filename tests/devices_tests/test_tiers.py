@@ -12,10 +12,10 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from chainer_hybridmem.devices import host_limit_bytes
 from chainer_hybridmem.devices.host import device as host_device
 from chainer_hybridmem.devices.host.device import HostDevice, HostOffsets
 from chainer_hybridmem.devices.host.memory import HostMemory
-from chainer_hybridmem.devices.host_limit import host_limit_bytes
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES, measure_link
 from chainer_hybridmem.devices.swap_store import blocks
 from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, TieredStore

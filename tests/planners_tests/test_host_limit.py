@@ -12,7 +12,7 @@ from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, PlanError
 from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.swap_all import swap_all
+from chainer_hybridmem.planners.uniform import swap_all
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
 from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.records.profile import Link, Profile

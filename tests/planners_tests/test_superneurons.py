@@ -14,13 +14,13 @@ from chainer_hybridmem.planners.superneurons import superneurons
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.alike import is_convolution
 from chainer_hybridmem.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
     Candidate,
     Search,
+    is_convolution,
     least_memory,
 )
 from chainer_hybridmem.search.repairs import give_up_recomputes

@@ -26,7 +26,7 @@ from chainer_hybridmem.execution.live_map import State
 from chainer_hybridmem.execution.mover import Mover
 from chainer_hybridmem.execution.replayer import Restorer
 from chainer_hybridmem.planners.hybrid import hybrid
-from chainer_hybridmem.planners.swap_all import swap_all
+from chainer_hybridmem.planners.uniform import swap_all
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.search.relaxed import relaxed

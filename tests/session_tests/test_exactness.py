@@ -10,7 +10,7 @@ from support.drawn_plans import RANDOM, random_plan
 from chainer_hybridmem import planners
 from chainer_hybridmem.execution.replayer import Recipes
 from chainer_hybridmem.planners.superneurons import superneurons
-from chainer_hybridmem.planners.swap_all import swap_all
+from chainer_hybridmem.planners.uniform import swap_all
 from chainer_hybridmem.records.plan import FOR_REPLAYS
 from chainer_hybridmem.search.relaxed import relaxed
 

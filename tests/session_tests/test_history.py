@@ -17,7 +17,7 @@ from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.session.guides.guide import PlanArena
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
-from chainer_hybridmem.session.session_statistics import collect_statistics
+from chainer_hybridmem.session.results import collect_statistics
 from chainer_hybridmem.session.setting.planning_time import PlanningTime
 
 NEWEST = 1000  # as the docstrings say

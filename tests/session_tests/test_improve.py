@@ -12,7 +12,7 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planners import PLANNERS
-from chainer_hybridmem.planners.swap_all import swap_all
+from chainer_hybridmem.planners.uniform import swap_all
 from chainer_hybridmem.search import improvement
 
 LIMIT = 4_000_000

@@ -30,8 +30,8 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records.plan_file import serialise_plan
 from chainer_hybridmem.records.profile import Slot, SlotKind
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.session.cache import plan_cache
-from chainer_hybridmem.session.cache.plan_cache import PlanCache
+from chainer_hybridmem.session import plan_cache
+from chainer_hybridmem.session.plan_cache import PlanCache
 from chainer_hybridmem.session.planning.planning import Planning
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.splitting.rules import Way
@@ -289,7 +289,7 @@ def test_a_link_that_is_shared_and_not_its_name(data, tmp_path):
 @pytest.mark.parametrize(
     ('changed', 'new'),
     [
-        ('chainer_hybridmem.session.cache.plan_cache.__version__', '0.0'),
+        ('chainer_hybridmem.session.plan_cache.__version__', '0.0'),
         ('chainer.__version__', '0.0'),
         ('numpy.__version__', '0.0'),
         ('platform.python_version', lambda: '0.0'),

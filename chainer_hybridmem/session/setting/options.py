@@ -9,8 +9,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from chainer_hybridmem.devices import parse_device
-from chainer_hybridmem.devices.host_limit import host_limit_bytes
+from chainer_hybridmem.devices import host_limit_bytes, parse_device
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution.verifier import iterations_of
 from chainer_hybridmem.planners import (

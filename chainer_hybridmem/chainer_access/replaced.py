@@ -1,4 +1,4 @@
-"""Another forward for classes of functions, while sessions are open."""
+"""What runs in place of Chainer's own while sessions are open: sums and forwards."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from chainer import _backprop_utils
+
+Sum = Callable[[list[Any]], Any]
+
+chainers_sum: Sum = _backprop_utils._reduce
+
+
+def use_sum(add_up: Sum) -> None:
+    """Backward adds the gradients of a variable up with this from now on."""
+    _backprop_utils._reduce = add_up
+
+
+def holder(gradient: Any) -> list[Any]:
+    """The list in which a variable holds its array, as its only item."""
+    held: list[Any] = gradient._data
+    return held
+
+
 Forward = Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]
 
 _replaced: dict[type, tuple[Forward | None, Forward]] = {}  # own and other, by class
 
 
-def replace(kinds: Iterable[type], make: Callable[[Forward], Forward]) -> None:
-    """Gives classes another forward, until :func:`put_back`.
+def replace_forwards(kinds: Iterable[type], make: Callable[[Forward], Forward]) -> None:
+    """Gives classes another forward, until :func:`put_back_forwards`.
 
     Args:
         kinds: Classes of functions.
@@ -25,8 +43,8 @@ def replace(kinds: Iterable[type], make: Callable[[Forward], Forward]) -> None:
         kind.forward = other  # type: ignore[attr-defined]
 
 
-def put_back() -> None:
-    """Undoes :func:`replace`, but for what the program has replaced since."""
+def put_back_forwards() -> None:
+    """Undoes :func:`replace_forwards`, but for what the program has replaced since."""
     while _replaced:
         kind, (own, other) = _replaced.popitem()
         if vars(kind).get('forward') is other:

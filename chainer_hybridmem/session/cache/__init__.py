@@ -1,1 +1,0 @@
-"""Guides kept on disk: what one process has learnt guides the next one."""
