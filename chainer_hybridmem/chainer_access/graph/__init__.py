@@ -4,21 +4,15 @@
 file           about
 ============== ====================================================================
 slots          references of the graph to arrays, which may be cleared and filled
-nodes          variable nodes and the array that each one retains
+places         where arrays lie, present or away: attributes and variable nodes
 function_nodes function nodes: names, kinds, hooks, the nodes around them
-attributes     arrays that functions keep as attributes, present or away
-doors          what restores an array that is away when the program reads it
+doors          what restores an array that is away when the program reads it; the
+               loops of backward, which read before any hook runs
 replaying      running a forward again
-backward_loops Chainer's loops, as they appear in the call stack
 by_owner       a table of what is known about objects that may die
 ============== ====================================================================
 """
 
-from chainer_hybridmem.chainer_access.graph.attributes import (
-    attribute_arrays,
-    list_away,
-    read_attribute,
-)
 from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner, Entries, Entry
 from chainer_hybridmem.chainer_access.graph.doors import (
     BACKWARD_LOOP,
@@ -38,14 +32,20 @@ from chainer_hybridmem.chainer_access.graph.function_nodes import (
     is_unfinished,
     may_go_back,
     name_and_arrays,
+    node_array,
     output_arrays,
     refuse_static,
     replace_forward,
     restore_forward,
+    retained_array,
     retained_inputs,
     target,
 )
-from chainer_hybridmem.chainer_access.graph.nodes import node_array, retained_array
+from chainer_hybridmem.chainer_access.graph.places import (
+    attribute_arrays,
+    list_away,
+    read_attribute,
+)
 from chainer_hybridmem.chainer_access.graph.replaying import (
     Pristine,
     pristine,

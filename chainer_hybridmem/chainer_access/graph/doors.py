@@ -34,12 +34,12 @@ import chainer
 from chainer import _backprop, _backprop_utils
 from chainer.variable import VariableNode
 
-from chainer_hybridmem.chainer_access.graph.attributes import (
+from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
+from chainer_hybridmem.chainer_access.graph.places import (
     is_attribute_away,
+    is_node_away,
     list_away,
 )
-from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
-from chainer_hybridmem.chainer_access.graph.nodes import is_node_away
 from chainer_hybridmem.devices.protocol import Array
 from chainer_hybridmem.errors import SessionError
 

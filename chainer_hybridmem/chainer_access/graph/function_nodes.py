@@ -15,7 +15,6 @@ from chainer.graph_optimizations.static_graph import (
 )
 from chainer.variable import VariableNode
 
-from chainer_hybridmem.chainer_access.graph.nodes import node_array
 from chainer_hybridmem.devices.protocol import Array
 from chainer_hybridmem.errors import SessionError
 
@@ -154,3 +153,19 @@ def replace_forward(function: Any, forward: Callable[..., Any]) -> None:
 def restore_forward(function: Any) -> None:
     """Ends :func:`replace_forward`: the function runs its class's forward again."""
     del vars(function)['forward']
+
+
+def retained_array(node: Any) -> Array | None:
+    """The array that a variable node itself holds now; restores nothing."""
+    array: Array | None = node._data
+    return array
+
+
+def node_array(node: Any) -> Array | None:
+    """The array of a variable node, from the node or its live Variable."""
+    if node is None:
+        return None
+    if node._data is not None:
+        return node._data
+    variable = node.get_variable_or_none()
+    return None if variable is None else variable.array

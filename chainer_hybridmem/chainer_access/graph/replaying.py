@@ -10,15 +10,15 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.chainer_access.graph.attributes import (
+from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
+from chainer_hybridmem.chainer_access.graph.doors import copy_as_it_is
+from chainer_hybridmem.chainer_access.graph.function_nodes import target
+from chainer_hybridmem.chainer_access.graph.places import (
     attribute_arrays,
     list_away,
     put_attribute,
     read_attribute,
 )
-from chainer_hybridmem.chainer_access.graph.by_owner import ByOwner
-from chainer_hybridmem.chainer_access.graph.doors import copy_as_it_is
-from chainer_hybridmem.chainer_access.graph.function_nodes import target
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.records.profile import Slot, SlotKind
 

@@ -20,20 +20,21 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from chainer_hybridmem.chainer_access.graph.attributes import (
-    attribute_arrays,
-    find_attribute,
-    is_shared,
-    put_attribute,
-    read_attribute,
-)
 from chainer_hybridmem.chainer_access.graph.doors import (
     close_door,
     may_leave,
     open_door,
 )
 from chainer_hybridmem.chainer_access.graph.function_nodes import function_of, target
-from chainer_hybridmem.chainer_access.graph.nodes import Content, find_content
+from chainer_hybridmem.chainer_access.graph.places import (
+    Content,
+    attribute_arrays,
+    find_attribute,
+    find_content,
+    is_shared,
+    put_attribute,
+    read_attribute,
+)
 from chainer_hybridmem.devices.protocol import Array, View
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
@@ -129,7 +130,7 @@ class SlotRef:
         return array if same else None
 
     def replaced(self) -> bool:
-        """Whether the owner has another array; see nodes, [other arrays]."""
+        """Whether the owner has another array; see places, [other arrays]."""
         owner = self._owner()
         if owner is None:
             return False

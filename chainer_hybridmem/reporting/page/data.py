@@ -27,9 +27,11 @@ from chainer_hybridmem.reporting.page.composition import (
 from chainer_hybridmem.reporting.page.figures import (
     Figures,
     Run,
+    Tables,
     profile_figures,
     run_figures,
     shown_name,
+    storage_name,
     sweep_figures,
 )
 from chainer_hybridmem.reporting.page.prices import find_prices
@@ -38,7 +40,6 @@ from chainer_hybridmem.reporting.page.reasons import (
     differing_operations,
     find_differences,
 )
-from chainer_hybridmem.reporting.page.tables import Tables, storage_name
 from chainer_hybridmem.reporting.palette import (
     COLOURS,
     GROUP_COLOURS,

@@ -17,8 +17,7 @@ from chainer_hybridmem.records.plan import FOR_REPLAYS, MapPlan, Part, Plan
 from chainer_hybridmem.records.profile import Profile, Storage
 from chainer_hybridmem.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.page.composition import Composition
-from chainer_hybridmem.reporting.page.figures import Run, shown_name
-from chainer_hybridmem.reporting.page.tables import Tables
+from chainer_hybridmem.reporting.page.figures import Run, Tables, shown_name
 from chainer_hybridmem.simulation.problem import CrossIteration, decided_by
 
 PASSED = 'made anew'  # by each chain of replays that reads it
