@@ -74,9 +74,20 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope='module')
 def unburdened() -> None:
-    """Makes garbage collections skip what the modules before have left, likewise."""
+    """Makes garbage collections skip what the modules before have left, likewise.
+
+    On a GPU what has been left counts, and must not be kept from its collection.
+    """
     gc.collect()
-    gc.freeze()
+    if not compat.cuda_available():
+        gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def unburdened_gpu(request: pytest.FixtureRequest) -> None:
+    """What other tests have left on a GPU counts; none of it is garbage any more."""
+    if request.node.get_closest_marker('gpu'):
+        gc.collect()
 
 
 @pytest.fixture(autouse=True, scope='session')

@@ -23,7 +23,6 @@ Note: [replaced parameters]
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import sys
@@ -39,7 +38,6 @@ from chainer_hybridmem.records.profile import Category
 
 CHILDREN = '_children'  # attribute in which a chain holds its links
 _AWAY = '_hybridmem_away'
-_HOOK = 'hybridmem'  # of an update rule
 
 
 class Owner:
@@ -370,23 +368,33 @@ def updates(nodes: Iterable[Any]) -> tuple[int, ...]:
 def call_before_update(rule: Any, act: Callable[[], Callable[[], None] | None]) -> None:
     """Calls a function before an update rule changes its parameter.
 
+    A hook of the rule would be copied and pickled with it.
+
     Args:
         rule: The update rule.
         act: A weak reference to the function.
     """
-
-    def before_update(*_: Any) -> None:
-        function = act()
-        if function is not None:
-            function()
-
-    rule.add_hook(before_update, _HOOK, 'pre')
+    _Hooks.call_hooks = _call_hooks
+    _before_update[rule] = act
 
 
 def stop_calling_before_update(rule: Any) -> None:
     """Ends :func:`call_before_update`."""
-    with contextlib.suppress(KeyError):  # the program may have removed it
-        rule.remove_hook(_HOOK)
+    _before_update.pop(rule, None)
+
+
+_before_update: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_Hooks = chainer.optimizer._Hookable
+_chainers_call_hooks = _Hooks.call_hooks
+
+
+def _call_hooks(hooks: Any, timing: str, args: tuple[Any, ...]) -> None:
+    """Of an update rule, whose states have been made, or of an optimizer."""
+    act = _before_update.get(args[0]) if args and timing == 'pre' else None
+    function = None if act is None else act()
+    if function is not None:
+        function()
+    _chainers_call_hooks(hooks, timing, args)
 
 
 def is_parameter(node: Any) -> bool:

@@ -82,8 +82,8 @@ class Memory(abc.ABC):
         window_peak_bytes (int): Highest since :meth:`reset_window`.
         last_failure (tuple or None): Bytes asked for and bytes in use when an
             allocation was last refused.
-        reclaim_error (BaseException or None): What ``reclaim`` raised last; the
-            allocation it was called for has been refused.
+        reclaim_error (BaseException or None): What ``reclaim`` raised when it was
+            called last; the allocation that it was called for has been refused.
     """
 
     limit_bytes: int
@@ -97,8 +97,7 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def install(self, reclaim: Callable[[int], None]) -> None:
-        """Starts counting and limiting allocations: on CUDA those of all threads,
-        on the host those of the calling thread.
+        """Starts counting and limiting allocations of the calling thread.
 
         Args:
             reclaim: Called with the bytes missing when an allocation does not
@@ -110,6 +109,10 @@ class Memory(abc.ABC):
         Raises:
             SessionError: If another device counts them already.
         """
+
+    @abc.abstractmethod
+    def follow(self) -> None:
+        """Counts in the present context, too: with asyncio, each task has its own."""
 
     @abc.abstractmethod
     def uninstall(self) -> None:

@@ -57,6 +57,7 @@ class CheapReplays:
     def choose(self, most_seconds: MostSeconds | None) -> None:
         """Starts an iteration, in which maps may be dropped, or none."""
         self.most_seconds = most_seconds
+        self._untrusted = [one for one in self._untrusted if one() is not None]
 
     def note_untrusted(self, function: Any) -> None:
         """A function that is about to run may write into what it reads."""

@@ -20,6 +20,10 @@ Note: [forgotten maps]
     a queue may still name it, as one that a nested backward function might have read.
     So it is one that is not away, has no slots and no copy: whatever they ask of it,
     nothing happens.
+
+Note: [graphs in cycles]
+    A graph that is part of a cycle dies when Python's collector runs: whenever an
+    object is made, also between two looks at one map.
 """
 
 from __future__ import annotations
@@ -310,19 +314,22 @@ class LiveMap:
             return 0  # release() compares the old copy
         if self._find_array() is None or not self.host.take_space():
             return 0
-        self._start_copy()
-        return self.nbytes
+        return self.nbytes if self._start_copy() else 0
 
     def _find_array(self) -> Array | None:
         return self.slots.find_array()
 
-    def _start_copy(self) -> None:
+    def _start_copy(self) -> bool:
+        """Whether there is still something to copy: see [graphs in cycles]."""
         self.prints.take_before_copy()
         array = self._find_array()
+        if array is None:
+            return False
         self._held = track_memory(self._device, array)
         self.host.start_copy_out(self._device.arrays.root(array))
         self.state = State.LEAVING
         self.slots.clear()
+        return True
 
     def release(self) -> None:
         """Waits for the copy to the host and frees the device memory."""
@@ -495,8 +502,9 @@ class LiveMap:
     def undo_relocation(self) -> None:
         """Undoes :meth:`relocate`: others may have the array, and have changed it."""
         written, root = self.look_for_writes(), self._held()
-        if root is not None and written:  # through the graph; in plain Chainer, to both
-            copy_memory(self._device, root, self.slots.find_root(), self.nbytes)
+        moved = self.slots.find_root() if written and root is not None else None
+        if moved is not None:  # through the graph; in plain Chainer, to both
+            copy_memory(self._device, root, moved, self.nbytes)
         self.relocated, self._look = False, None
         self.prints.expect({})
         if root is not None:

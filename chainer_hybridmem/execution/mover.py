@@ -245,6 +245,8 @@ class Mover:
     def apply_missed(self, table: ActionTable, k: int) -> bool:
         """Does what a plan does to maps that leave before operation k.
 
+        None is dropped: it may be made of what another plan has dropped already.
+
         Returns:
             bool: Whether a map was still there, so that it leaves later than planned.
         """
@@ -252,7 +254,7 @@ class Mover:
         for actions, act in (
             (table.swap_outs, self.start_swap_out),
             (table.releases, self.release),
-            (table.drops, self.drop_planned),
+            (table.drops, self.put_away),
         ):
             for position in sorted(p for p in actions if p < k):
                 for live in self._find_all(actions[position]):

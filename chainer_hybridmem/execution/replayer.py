@@ -286,6 +286,7 @@ class Recipes:
         """Whether its array is there, or a function makes it."""
         return (
             node.creator_node is not None
+            or owners.is_parameter(node)  # which may be away, and stays there
             or graph.node_array(node) is not None
             or self._maps.knows(node)
             or node in self._leaves

@@ -349,7 +349,6 @@ class Session:
             raise self._results.make_error('profile')
         if self._loop.iteration.is_incomplete:
             raise SessionError('An iteration is under way; replan between iterations.')
-        guide.begin_planning()
         self.finish_iteration()
         return outside_limit(self._planning.replan, guide, planner, options)
 

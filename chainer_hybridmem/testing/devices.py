@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -286,7 +288,7 @@ class DeviceConformance:
         xp.empty(8 * MIB, 'u1')
         assert len(opened.asked) == 1
 
-    def test_reclaim_error_is_kept(self, opened: Opened) -> None:
+    def test_reclaim_error_is_that_of_the_last_call(self, opened: Opened) -> None:
         xp = opened.xp
         kept = xp.empty(10 * MIB, 'u1')
 
@@ -296,7 +298,28 @@ class DeviceConformance:
         opened.give_up = fail
         with pytest.raises(MemoryError):
             xp.empty(8 * MIB, 'u1')
-        assert str(opened.device.memory.reclaim_error) == 'lost'
+        memory = opened.device.memory
+        assert str(memory.reclaim_error) == 'lost' and not memory.wanted_bytes
+
+        def give_way() -> None:
+            nonlocal kept
+            kept = None
+
+        opened.give_up = give_way
+        xp.empty(8 * MIB, 'u1')
+        assert memory.reclaim_error is None
+
+    def test_another_thread_makes_no_room(self, opened: Opened) -> None:
+        """Not even in a copy of this one's context: the graph is not its own."""
+        xp, made = opened.xp, []
+        kept = xp.empty(10 * MIB, 'u1')
+        thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(lambda: made.append(xp.ones(8 * MIB, 'u1')),),
+        )
+        thread.start()
+        thread.join()
+        assert len(made) == 1 and not opened.asked
         del kept
 
     def test_arrays_outlive_uninstall(self, opened: Opened) -> None:

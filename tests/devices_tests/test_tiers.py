@@ -86,6 +86,7 @@ def test_nowhere_to_go_is_refused_with_the_next_step(ram_only):
     assert ram_only.refusal == str(caught.value)
     assert ram_only.ram_bytes == 600
     kept.close()
+    assert ram_only.refusal is None
     assert ram_only.take(1000, None).nbytes == 1000
 
 

@@ -15,6 +15,7 @@ from support.matrices import several
 # isort: split
 import chainer
 
+from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.session.session import Session
 
 AT_MOST = several(1, all_of_them=2)  # exceptions per stage
@@ -139,6 +140,28 @@ def test_what_is_caught_costs_no_second_profile() -> None:
     assert type(case.inside) is MyError
     assert [entry['guided'] for entry in history] == [0, 0, 0] + [1] * 7
     assert case.session.deviations == 0
+
+
+def test_iterations_that_come_to_their_end_count_once() -> None:
+    """Neither one that a backward function breaks off, nor one that has no plan."""
+    run, caught = faulty.Run(), []
+    with faulty.chainer_hybridmem.optimize(run.model, faulty.LIMIT, 'in-core') as one:
+        done = 0
+        for i in range(8):
+            try:
+                run.iterate(i)
+                done += 1
+            except InfeasibleError as error:
+                caught.append(str(error))
+    assert caught and one.iterations == done
+    with faulty.chainer_hybridmem.optimize(run.model, 2 * faulty.LIMIT) as one:
+        for i in range(3):
+            run.iterate(i)
+        hook = RaisingHook(2)
+        hook.forward_preprocess = hook.forward_postprocess = lambda *args: None
+        with hook(one), pytest.raises(MyError):
+            run.iterate(3)
+    assert one.iterations == 3
 
 
 def test_an_error_that_is_kept_keeps_its_graph_and_nothing_else() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import io
 import mmap
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import faulty
+from support import faulty, networks
 
 import chainer_hybridmem
 
@@ -363,6 +364,32 @@ def test_a_session_is_left_where_it_was_entered() -> None:
         session.finish_iteration()
         assert session.iterations == 2
     faulty.assert_nothing_left(faulty.Case(None, None, run, session))
+
+
+def test_a_session_follows_its_program_into_other_contexts() -> None:
+    """With asyncio each task has its own; the session may end in yet another one."""
+    tasks = [contextvars.copy_context() for _ in range(2)]
+    expected, run = faulty.in_core()[7], faulty.Run()
+    session = chainer_hybridmem.optimize(run.model, faulty.LIMIT, **faulty.SWAP_ALL)
+    tasks[0].run(session.__enter__)
+    for i in range(7):
+        tasks[i % 2].run(run.iterate, i)
+    run.snapshot().assert_same(expected)
+    peaks = [entry['peak_bytes'] for entry in networks.entries_of(session)]
+    assert 0.5 * faulty.LIMIT < min(peaks) <= max(peaks) <= faulty.LIMIT
+    assert session.statistics()['swap'] and session.last_iteration()['guided']
+    held = tasks[1].run(np.ones, 8 * faulty.LIMIT // 10, 'u1')
+    made: list[Any] = []
+    error = in_thread(lambda: made.append(tasks[0].run(np.ones, faulty.LIMIT, 'u1')))
+    assert error is None  # another thread, in a copy of the session's context
+    assert session.device.memory.used_bytes > held.nbytes + made[0].nbytes
+    session.__exit__(None, None, None)
+    for task in tasks:
+        assert task.run(np.ones, 2 * faulty.LIMIT, 'u1').all()
+    del held, made[:]
+    with chainer_hybridmem.optimize(run.model, faulty.LIMIT) as other:
+        tasks[0].run(run.iterate, 7)
+    faulty.assert_nothing_left(faulty.Case(None, None, run, other))
 
 
 def test_a_session_outlives_its_thread_and_is_left_in_another_one() -> None:

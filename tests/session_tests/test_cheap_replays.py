@@ -6,8 +6,10 @@ signature of another one, and the link is so slow that copies are worth avoiding
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import timing
-from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.mover import Counters
 from chainer_hybridmem.execution.replayer import Restorer
@@ -383,18 +385,63 @@ def test_variables_that_the_program_keeps_and_changes():
     assert (digest, others) == (expected, losses)
 
 
+def test_making_room_reads_no_parameter(monkeypatch):
+    """One that is away would come home, where there is no room."""
+    node_array = graph.node_array
+
+    def noted(node: Any) -> Any:
+        assert not owners.is_parameter(node)
+        return node_array(node)
+
+    monkeypatch.setattr(graph, 'node_array', noted)
+    _, _, figures = limited()
+    assert count_recomputed(figures)
+
+
 # -- what remains --------------------------------------------------------------
-def test_update_rules_have_no_hook_after_the_session():
-    np.random.seed(0)
-    models: list[Any] = []
+COPIES = {
+    'copied': copy.deepcopy,
+    'pickled': lambda optimizer: pickle.loads(pickle.dumps(optimizer)),
+}
 
-    def noted(model: Any, optimizer: Any, x: Any, numbers: Any) -> float:
-        models[:] = [model]
-        return train_once(model, optimizer, x, numbers)
 
-    limited(step=noted)
-    for parameter in models[0].params():
-        assert not parameter.update_rule._hookable._pre_update_hooks
+@pytest.mark.parametrize('make', COPIES.values(), ids=COPIES)
+def test_what_a_program_copies_has_nothing_of_the_session(make):
+    """Update rules are watched for maps that are made of their parameters."""
+    replaced: list[Any] = []
+
+    def train_a_copy(model: Any, optimizer: Any, x: Any, numbers: Any) -> float:
+        if optimizer.t == COUNT // 2 and not replaced:
+            replaced.append(make(optimizer))
+        for other in replaced:
+            model, optimizer = other.target, other
+        loss = train_once(model, optimizer, x, numbers)
+        for parameter in model.params():
+            assert not parameter.update_rule._hookable._pre_update_hooks
+        return loss
+
+    _, losses, _ = run(step=train_a_copy)
+    replaced.clear()
+    _, others, figures = limited(step=train_a_copy)
+    assert others == losses and count_recomputed(figures)
+
+
+def test_functions_that_are_dead_are_forgotten(monkeypatch):
+    """Also while nothing can be made again."""
+    caught: list[CheapReplays] = []
+    choose = CheapReplays.choose
+
+    def noted(self: CheapReplays, most_seconds: Any) -> None:
+        choose(self, most_seconds)
+        caught[:] = [self]
+        assert all(function() is not None for function in self._untrusted)
+
+    def overwritten(model: Any, n: int, x: Any) -> Any:
+        return Overwriting().apply((F.relu(x),))[0]
+
+    monkeypatch.setattr(CheapReplays, 'choose', noted)
+    limited(layer=overwritten)
+    assert caught
 
 
 def test_small_functions_are_looked_at_for_a_few_iterations_only(monkeypatch):

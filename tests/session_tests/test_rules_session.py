@@ -182,6 +182,27 @@ def test_kept_plans_are_those_of_the_same_rules(data, limit, tmp_path):
     assert train(None).statistics()['cached'] == 0
 
 
+def test_a_link_that_raises_leaves_no_name_behind(data, limit):
+    """Rules are about what runs in a link, not after it."""
+
+    found = []
+    for raises in (False, True):
+        model = Coder()
+        optimizer = chainer.optimizers.SGD(0.01).setup(model)
+        rules = {'encoder/1/*': 'keep'}
+        with hybridmem.optimize(model, limit, 'swap-all', rules=rules) as session:
+            if raises:
+                with pytest.raises(chainer.utils.type_check.InvalidType):
+                    model.encoder[1](np.zeros((2, 3), np.float32))
+            for (x,) in data:
+                loss = F.average(F.tanh(F.sigmoid(F.tanh(model.encoder[0](x)))))
+                model.cleargrads()
+                loss.backward()
+                optimizer.update()
+            found.append(actions(session))
+    assert found[0] == found[1]
+
+
 class Halfway(Coder):
     def forward(self, x: Any, whole: bool = True) -> Any:
         if whole:

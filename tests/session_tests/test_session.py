@@ -354,6 +354,24 @@ def test_replan_changes_the_plan_between_iterations(model):
     assert figures['evictions'] == figures['restores'] == 0
 
 
+def test_where_no_plan_is_found_the_former_one_stays_with_what_is_known_of_it(model):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with hybridmem.optimize(model, LIMIT, planner='swap-all') as session:
+        for _ in range(6):
+            networks.iterate(model, optimizer, x, t)
+        guide = session._results.find_planned()
+        session.finish_iteration()
+        guide.arena.refuse('its allocations have exceeded the limit twice')
+        pace, plan = guide.pace.iterations, session.plan
+        before = session.statistics()['no_arena']
+        with pytest.raises(hybridmem.InfeasibleError):
+            session.replan('in-core')
+        assert session.plan is plan and guide.pace.iterations == pace
+        assert session.statistics()['no_arena'] == before
+        networks.iterate(model, optimizer, x, t)
+
+
 def test_everything_fits_keeps_everything(model):
     optimizer = chainer.optimizers.SGD().setup(model)
     (x, t), *_ = networks.batches(1)

@@ -7,6 +7,11 @@ Note: [block owners]
     when the last array has let go. CuPy's pool does not give back what is free when it
     dies itself: what outlives a session does so, array by array. And a block that dies
     with its pool, in one run of Python's collector, is lost: the pool lives longer.
+
+Note: [other threads]
+    CuPy has one allocator for all threads, and room is made by changing a graph, which
+    only its own thread may do. So another thread, such as one that loads data, gets its
+    memory from the allocator before, as it does for another GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, NoReturn
 
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool, count_other_pools
@@ -64,6 +70,7 @@ class Allocator:
         self._new_pointer: Callable[..., Any] = gpu.cuda.MemoryPointer
         self._reclaim: Callable[[int], None] | None = None
         self._reclaiming = False
+        self._thread = 0
         self.previous: Any = None
         self._closed = False
         self.wanted_bytes = 0
@@ -76,8 +83,9 @@ class Allocator:
 
         Args:
             reclaim: See :meth:`.Memory.install`.
-            previous: The allocator before, which serves other GPUs.
+            previous: The allocator before, which serves other GPUs and threads.
         """
+        self._thread = get_ident()
         self._reclaim, self.previous = reclaim, previous
 
     def end(self) -> Any:
@@ -117,7 +125,7 @@ class Allocator:
     def _take_pointer(self, size: int) -> Any:
         """The allocator: a ``MemoryPointer`` to ``size`` bytes."""
         gpu, pool, counter = self._gpu, self._pool, self._counter
-        if self._gpu_now() != gpu.number:
+        if self._gpu_now() != gpu.number or self._thread != get_ident():
             return self._other_pointer(size)
         if size == 0:
             return pool.empty_pointer()
@@ -137,7 +145,7 @@ class Allocator:
         return self._new_pointer(memory, 0)
 
     def _other_pointer(self, size: int) -> Any:
-        """Asks the allocator that was installed before, for another GPU."""
+        """Asks the allocator that was installed before: see [other threads]."""
         previous = self.previous or self._gpu.cuda.get_allocator()
         if previous is self.pointer:
             previous = self._gpu.cupy.get_default_memory_pool().malloc
@@ -150,9 +158,7 @@ class Allocator:
         missing_bytes = self._find_missing_bytes(nbytes)
         if missing_bytes <= 0:
             return
-        self.wanted_bytes = nbytes
-        self._call_reclaim(missing_bytes)
-        self.wanted_bytes = 0
+        self._call_reclaim(missing_bytes, nbytes)
         if self._find_missing_bytes(nbytes) > 0:
             self._refuse(nbytes)
 
@@ -185,19 +191,20 @@ class Allocator:
     def _gives_way(self, nbytes: int) -> bool:
         """Whether the limit gives way to what fits by count and finds no place."""
         pool, limit_bytes = self._pool, self._pool.limit_bytes
-        self.wanted_bytes = nbytes
-        self._call_reclaim(pool.missing_bytes(nbytes))
-        self.wanted_bytes = 0
+        self._call_reclaim(pool.missing_bytes(nbytes), nbytes)
         return pool.limit_bytes > limit_bytes
 
-    def _call_reclaim(self, missing_bytes: int) -> bool:
+    def _call_reclaim(self, missing_bytes: int, wanted_bytes: int = 0) -> bool:
         if self._reclaim is None or self._reclaiming:
             return False
+        self.reclaim_error, self.wanted_bytes = None, wanted_bytes
         with self.without_reclaim():
             try:
                 self._reclaim(missing_bytes)
             except Exception as error:
                 self.reclaim_error = without_frames(error)
+            finally:
+                self.wanted_bytes = 0
         self._pool.note_reclaimed()
         return True
 

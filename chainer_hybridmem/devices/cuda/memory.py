@@ -46,7 +46,7 @@ class CudaMemory(Memory):
     # -- life ---------------------------------------------------------------
     @held_back
     def install(self, reclaim: Callable[[int], None]) -> None:
-        """See :meth:`.Memory.install`; counts the allocations of all threads.
+        """See :meth:`.Memory.install`; counts those of the calling thread.
 
         Raises:
             SessionError: If a CUDA device is installed, or inside
@@ -84,6 +84,9 @@ class CudaMemory(Memory):
         self._others.forget()
         self.pool.set_external_bytes(self._elsewhere_bytes)
         self.pool.give_back()
+
+    def follow(self) -> None:
+        """CuPy has one allocator for all contexts."""
 
     def close(self) -> None:
         self._adopted.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -181,17 +182,24 @@ class Counter:
         """Sends NumPy's allocations of the current context to this counter."""
         for place in (words.SIDE, words.ARENA):
             make_slab(self._address, place, _slab_bytes(self._get(words.LIMIT)))
+        self._set(words.THREAD, threading.get_ident())
         self._set(words.LIMITED, 1)
         self._previous = numpy_memory.set_handler(self._capsule)
 
-    def uninstall(self) -> None:
-        """Restores the handler that :meth:`install` replaced."""
-        self.retire()
-        numpy_memory.set_handler(self._previous)
-        self._previous = None
+    def follow(self) -> None:
+        """Counts the current context, too."""
+        numpy_memory.set_handler(self._capsule)
 
-    def retire(self) -> None:
-        """Counts and limits nothing more; the handler stays where it is."""
+    def uninstall(self) -> None:
+        """Counts and limits nothing more.
+
+        The handler that :meth:`install` replaced is back, if this is the same context;
+        in others the present one stays, and passes everything on.
+        """
+        former = numpy_memory.set_handler(self._previous)
+        if former is not self._capsule:
+            numpy_memory.set_handler(former)
+        self._previous = None
         self._set(words.LIMITED, 0)
         release_holes(self._address, 0)
         self._set(words.TABLE + slab.STOP, 0)

@@ -58,7 +58,7 @@ class HostMemory(Memory):
         Raises:
             SessionError: If a host device is installed in this context.
         """
-        counted = numpy_memory.installed()
+        counted = numpy_memory.serves()
         if self._installed or (counted and not lend(self)):
             raise SessionError(
                 'a host device already counts the NumPy allocations of this thread; '
@@ -74,25 +74,26 @@ class HostMemory(Memory):
     def uninstall(self) -> None:
         """See :meth:`.Memory.uninstall`.
 
-        Where the thread has ended that has called :meth:`install`, so has its context.
+        In another context of the thread, as a task's, what it replaced stays away.
 
         Raises:
-            SessionError: If called in another context than :meth:`install`.
+            SessionError: If called in another thread while that one lives.
         """
         if not self._installed:
             return
-        if not self._thread.is_alive():
-            self.counter.retire()
-        elif not numpy_memory.installed():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             raise SessionError(
-                'a host device must be uninstalled in the thread and context that '
-                'installed it.'
+                f'a host device is uninstalled in the thread that has installed it, '
+                f'{self._thread.name!r}; leave the session or the profile there.'
             )
-        else:
-            self.counter.uninstall()
+        self.counter.uninstall()
         self._reclaim = None
         self._installed = False
         take_back(self)
+
+    def follow(self) -> None:
+        if self._installed and not numpy_memory.serves():
+            self.counter.follow()
 
     def close(self) -> None:
         self._adopted.clear()

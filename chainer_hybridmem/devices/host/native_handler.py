@@ -6,6 +6,11 @@ Note: [pending exceptions]
     native code, compiled once and cached. Only an allocation that does not fit
     calls back into Python.
 
+Note: [copied contexts]
+    A thread that runs in a copy of the session's context, as with
+    ``asyncio.to_thread``, has its handler. It must not make room, which changes a graph
+    that is not its own; so what it allocates counts, and is not limited.
+
 The interpreter lock is held in all of these functions; it orders the counters.
 """
 
@@ -39,6 +44,7 @@ _c_free = types.ExternalFunction('free', types.void(_i64))
 _c_memset = types.ExternalFunction('memset', _i64(_i64, types.int32, _i64))
 _c_memcpy = types.ExternalFunction('memcpy', _i64(_i64, _i64, _i64))
 _python_reclaim = types.ExternalFunction(reclaimer.SYMBOL, _i64(_i64, _i64))
+_c_thread = types.ExternalFunction('pthread_self', _i64())
 _raise_again = types.ExternalFunction('PyErr_SetInterruptEx', types.int32(types.int32))
 
 
@@ -89,6 +95,13 @@ def _find_space(counter: int, total: int) -> int:
     return map_block(counter, total)
 
 
+@_native(types.boolean(_i64))
+def _may_reclaim(counter: int) -> bool:
+    """Whether Python may be asked for space."""
+    own = _c_thread() == load(counter + words.THREAD)
+    return own and load(counter + words.RECLAIMING) == 0
+
+
 @_native(_i64(_i64, _i64, types.boolean))
 def _large_block(counter: int, size: int, zeroed: bool) -> int:
     """A block from the slab, or one mapped by itself; see Note: [slabs].
@@ -97,7 +110,7 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
     """
     total = (size + words.HEADER + words.ALIGNMENT - 1) & -words.ALIGNMENT
     base = _find_space(counter, total)
-    if load(counter + words.LIMITED) != 0 and load(counter + words.RECLAIMING) == 0:
+    if load(counter + words.LIMITED) != 0 and _may_reclaim(counter):
         tries = 0
         while base == 0 and tries < _RECLAIM_TRIES:
             used = load(counter + words.USED)
@@ -136,7 +149,9 @@ def _admit(counter: int, size: int) -> bool:
     if load(counter + words.LIMITED) == 0:
         return True
     used, limit = load(counter + words.USED), load(counter + words.LIMIT)
-    if used + size > limit and load(counter + words.RECLAIMING) == 0:
+    if used + size > limit and _c_thread() != load(counter + words.THREAD):
+        return True  # see Note: [copied contexts]
+    if used + size > limit and _may_reclaim(counter):
         store(counter + words.WANTED, size)
         reclaim(counter, used + size - limit)
         store(counter + words.WANTED, 0)

@@ -44,7 +44,7 @@ except ImportError:  # NumPy 1.x
     )
 
 NAME = 'chainer_hybridmem'
-_SET_HANDLER_SLOT = 304  # PyDataMem_SetHandler in numpy/_core/code_generators
+_SLOTS = 304, 305  # PyDataMem_SetHandler, _GetHandler in numpy/_core/code_generators
 _FIRST_LOG_ENTRIES = 1 << 14
 _SLABS = words.SIDE, words.ARENA
 _KEPT = (  # when memory is taken over
@@ -202,18 +202,29 @@ def _make_capsule(handler: _Handler) -> Any:
     return new(ctypes.addressof(handler), name, None)
 
 
-def _find_set_handler() -> Callable[[Any], Any]:
+def serves() -> bool:
+    """Whether an open counter counts the allocations of the current context."""
+    capsule = _get_handler()
+    return any(
+        memory.capsule is capsule and memory.words[words.LIMITED // 8]
+        for memory in _memories
+    )
+
+
+def _find_functions() -> tuple[Callable[[Any], Any], Callable[[], Any]]:
     get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
         ('PyCapsule_GetPointer', ctypes.pythonapi)
     )
     table = ctypes.cast(
         get(_multiarray_umath._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p)
     )
+    setter, getter = (table[slot] for slot in _SLOTS)
     prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
-    return prototype(table[_SET_HANDLER_SLOT])
+    return prototype(setter), ctypes.PYFUNCTYPE(ctypes.py_object)(getter)
 
 
-set_handler = _find_set_handler()  # of the current context; returns the former one
+# Of the current context; the first one returns the former handler.
+set_handler, _get_handler = _find_functions()
 
 
 def _make_harmless() -> None:

@@ -252,14 +252,18 @@ class TieredStore:
     Args:
         ram (Store): With the limit for host copies, if there is one.
         disk (Store or None): Where the rest goes; None if there is nowhere.
-
-    Attributes:
-        refusal (str or None): Why space was last refused for want of host memory.
     """
 
     def __init__(self, ram: Store, disk: Store | None) -> None:
         self._ram, self._disk = ram, disk
-        self.refusal: str | None = None
+        self._refused: tuple[int, str] | None = None  # so many bytes, and why
+
+    @property
+    def refusal(self) -> str | None:
+        """Why space was last refused, as long as there is still none."""
+        if self._refused is None or self._ram.room_bytes >= self._refused[0]:
+            return None
+        return self._refused[1]
 
     @property
     def ram_bytes(self) -> int:
@@ -296,7 +300,7 @@ class TieredStore:
         except HostFullError as error:
             if self._disk is not None:
                 return self._disk.take(nbytes)
-            self.refusal = str(error)
+            self._refused = nbytes, str(error)
             raise
 
     def close(self) -> None:

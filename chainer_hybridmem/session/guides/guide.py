@@ -13,10 +13,12 @@ Note: [habits of a family]
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import enum
 import functools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from chainer_hybridmem.devices.protocol import HostCopy
@@ -562,10 +564,20 @@ class Guide:
         return self.problem
 
     # -- plans ----------------------------------------------------------------
-    def begin_planning(self) -> None:
-        """Forgets what former plans have taught about arenas and changes."""
+    @contextlib.contextmanager
+    def planning_anew(self) -> Iterator[None]:
+        """Forgets what former plans have taught about arenas and changes.
+
+        Where no plan is found, the former one stays, and what is known of it.
+        """
+        known = copy.copy(self.arena), copy.copy(self.pace)
         self.arena.begin_anew()
         self.pace.begin_anew()
+        try:
+            yield
+        except BaseException:
+            self.arena, self.pace = known
+            raise
 
     def follow(self, problem: Problem, plan: Plan) -> None:
         """From now on iterations are guided by this plan."""
@@ -604,8 +616,8 @@ class Guide:
     def forget_copies(self) -> None:
         """Gives all host copies back: storage ids are about to change."""
         while self.copies:  # an interruption leaves none that is closed
-            _, copy = self.copies.popitem()
-            copy.close()
+            _, host_copy = self.copies.popitem()
+            host_copy.close()
 
 
 def _actions(plan: Plan) -> tuple[Any, ...]:

@@ -80,19 +80,27 @@ class LinkPath(chainer.LinkHook):
 
     def __init__(self, model: chainer.Link) -> None:
         self._paths = {id(link): name for name, link in model.namedlinks()}
-        self._outer: list[str] = []
+        self._outer: list[tuple[weakref.ref[Any], str]] = []  # calls under way
         self.path = '/'
 
     def forward_preprocess(self, args: Any) -> None:
         """Before a link is called."""
         name = self._paths.get(id(args.link), args.link.name or '')
-        self._outer.append(self.path)
+        self._outer.append((weakref.ref(args, self._break_off), self.path))
         self.path = name if name == '/' else f'{name}/'
 
     def forward_postprocess(self, args: Any) -> None:
         """After a link has been called."""
         if self._outer:
-            self.path = self._outer.pop()
+            _, self.path = self._outer.pop()
+
+    def _break_off(self, call: weakref.ref[Any]) -> None:
+        """A link has raised: with its call, what Chainer gave to hooks is gone."""
+        calls = [reference for reference, _ in self._outer]
+        if call in calls:
+            k = calls.index(call)
+            self.path = self._outer[k][1]
+            del self._outer[k:]
 
 
 class Loop(chainer.FunctionHook):
@@ -442,6 +450,7 @@ class Loop(chainer.FunctionHook):
             SessionError: If replays of earlier iterations have made something else.
         """
         self._ledger.begin(iteration)
+        self._device.memory.follow()
         self._overrun.conclude()
         refuse_differences(self._device, wait=False)
         guide = self._guidebook.begin(key)
@@ -618,6 +627,7 @@ class Loop(chainer.FunctionHook):
             seconds = iteration.seconds
             self._replays.end(self._executor.counters)
             self._settle(iteration)
+            iteration.end()  # counts once, also where no plan is found
             self._learning.end(iteration, seconds)
             self._overrun.end(iteration)
 
@@ -629,15 +639,14 @@ class Loop(chainer.FunctionHook):
             if iteration.last is not None:
                 self._complete_last(iteration, iteration.last)
             self._end(iteration)
-            iteration.end()
             self._executor.forget_dead()
 
     def count_last(self) -> None:
         """Counts the last iteration of a session, which no other one has ended."""
         iteration = self.iteration
-        if iteration.started and iteration.backward_seen:
-            self._learning.count_deviation(iteration)
+        if iteration.is_complete:
             self._learning.count(iteration, iteration.seconds)
+            self._learning.count_deviation(iteration)
             iteration.end()
 
     # -- older graphs: [asked for later] ---------------------------------------

@@ -207,12 +207,12 @@ class Planning:
         )
         problem = guide.obey(self._rules.choose(problem.profile))
         self._observe(problem)
-        guide.begin_planning()
         self._tell_wait(problem)
         try:
-            plan = self.node.decide(
-                'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
-            )
+            with guide.planning_anew():
+                plan = self.node.decide(
+                    'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
+                )
         except InfeasibleError as error:
             seen = (
                 f'That is what plans need: without one, iterations like this have '
@@ -252,12 +252,13 @@ class Planning:
         problem = guide.problem
         assert problem is not None
         self.maker.begin_pause()
-        plan = self.node.decide(
-            f'replan {planner} {sorted(options.items())}',
-            guide,
-            problem,
-            lambda: self.maker.make_plan(guide, problem, planner, options),
-        )
+        with guide.planning_anew():
+            plan = self.node.decide(
+                f'replan {planner} {sorted(options.items())}',
+                guide,
+                problem,
+                lambda: self.maker.make_plan(guide, problem, planner, options),
+            )
         self.search.stop()
         self._options.plan_with(planner, options)
         self.follow(guide, problem, plan)
@@ -425,9 +426,9 @@ class Planning:
             if held_bytes + reserve_bytes >= self._options.limit_bytes:
                 continue
             foreign.leave_free(held_bytes + reserve_bytes)
-            guide.begin_planning()
             try:
-                plan = self._change(guide, problem)
+                with guide.planning_anew():
+                    plan = self._change(guide, problem)
             except InfeasibleError:
                 continue
             self._tell(
