@@ -20,6 +20,7 @@ from chainer_hybridmem.chainer_access.graph.doors import (
     backward_runs,
     class_values,
     kind_of,
+    runs,
     watch,
 )
 from chainer_hybridmem.chainer_access.graph.function_nodes import (
@@ -90,6 +91,7 @@ __all__ = [
     'restore_forward',
     'retained_array',
     'retained_inputs',
+    'runs',
     'set_forward',
     'settings',
     'target',
