@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -243,7 +244,7 @@ class _LinkPaths(chainer.LinkHook):
     @property
     def path(self) -> str:
         """Of the innermost link that runs; empty if none does."""
-        if self._stack and not graph.runs(chainer.Link.__call__, sys._getframe(1)):
+        if self._stack and not _is_in_link(sys._getframe(1)):
             self.clear()
         return self._stack[-1][1] if self._stack else ''
 
@@ -253,7 +254,7 @@ class _LinkPaths(chainer.LinkHook):
 
     def forward_preprocess(self, args: Any) -> None:
         link = args.link
-        if not graph.runs(chainer.Link.__call__, sys._getframe(2)):
+        if not _is_in_link(sys._getframe(2)):
             self.clear()
             self._known = {
                 id(child): layer_name(link, path) for path, child in link.namedlinks()
@@ -268,6 +269,10 @@ class _LinkPaths(chainer.LinkHook):
         if any(link is args.link for link, _ in self._stack):
             while self._stack.pop()[0] is not args.link:
                 pass
+
+
+def _is_in_link(frame: types.FrameType | None) -> bool:
+    return graph.frame_of(chainer.Link.__call__, frame) is not None
 
 
 def layer_name(root: chainer.Link, path: str) -> str:

@@ -353,7 +353,7 @@ class PassRecorder(chainer.LinkHook):
         Raises:
             Stopped: If enough is known.
         """
-        if graph.runs(chainer.Link.__call__, sys._getframe(2)):  # it is inside of one
+        if graph.frame_of(chainer.Link.__call__, sys._getframe(2)) is not None:
             return
         if not self._finished and not (
             chainer.config.enable_backprop and chainer.config.train

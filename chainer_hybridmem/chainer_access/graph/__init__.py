@@ -19,8 +19,8 @@ from chainer_hybridmem.chainer_access.graph.doors import (
     BringBack,
     backward_runs,
     class_values,
+    frame_of,
     kind_of,
-    runs,
     watch,
 )
 from chainer_hybridmem.chainer_access.graph.function_nodes import (
@@ -73,6 +73,7 @@ __all__ = [
     'class_values',
     'communicates',
     'find_slots',
+    'frame_of',
     'function_name',
     'function_of',
     'is_unfinished',
@@ -91,7 +92,6 @@ __all__ = [
     'restore_forward',
     'retained_array',
     'retained_inputs',
-    'runs',
     'set_forward',
     'settings',
     'target',

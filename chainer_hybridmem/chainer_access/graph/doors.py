@@ -258,15 +258,15 @@ def is_loop(frame: types.FrameType | None) -> bool:
 
 def backward_runs() -> bool:
     """Whether a backward function is among the callers."""
-    return runs(_backprop_utils.backprop_step, sys._getframe(1))
+    return frame_of(_backprop_utils.backprop_step, sys._getframe(1)) is not None
 
 
-def runs(function: Any, frame: types.FrameType | None) -> bool:
-    """Whether a function runs in a frame or a caller of it.
+def frame_of(function: Any, frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame in which a function runs, among a frame and its callers.
 
     Chainer does not tell hooks that something has ended with an error: who counts what
     begins and ends counts wrong from then on.
     """
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
-    return frame is not None
+    return frame
