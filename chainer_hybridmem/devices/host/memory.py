@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ class HostMemory(Memory):
                 'profile_memory() inside the session.'
             )
         self._reclaim = reclaim
-        self._thread = threading.current_thread()
+        self._thread, self._process = threading.current_thread(), os.getpid()
         self.counter.install()
         self._installed = True
 
@@ -74,14 +75,15 @@ class HostMemory(Memory):
     def uninstall(self) -> None:
         """See :meth:`.Memory.uninstall`.
 
-        Where the thread has ended that has called :meth:`install`, so has its context.
+        Where the thread has ended that has called :meth:`install`, so has its context;
+        a forked child has gone back to NumPy's handler.
 
         Raises:
             SessionError: If called in another context than :meth:`install`.
         """
         if not self._installed:
             return
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() or self._process != os.getpid():
             self.counter.retire()
         elif not numpy_memory.installed():
             raise SessionError(
