@@ -116,6 +116,8 @@ class InferenceSession:
     def __enter__(self) -> InferenceSession:
         if self._ended:
             raise SessionError('An inference session cannot be entered again.')
+        if self._begun is not None:
+            raise SessionError('This inference session is entered already.')
         return begin_whole(self, self._begin)
 
     def _begin(self) -> InferenceSession:

@@ -175,6 +175,11 @@ def test_a_session_is_entered_once():
     with session:
         with pytest.raises(hybridmem.SessionError, match='already'):
             hybridmem.optimize_inference(make('@numpy'), '64MiB').__enter__()
+        for _ in range(2):
+            with pytest.raises(hybridmem.SessionError, match='entered already'):
+                session.__enter__()
+        with pytest.raises(MemoryError):
+            np.zeros(80 * 2**20, np.uint8)
     with pytest.raises(hybridmem.SessionError, match='again'):
         session.__enter__()
 
