@@ -140,6 +140,7 @@ class WatcherHook(chainer.FunctionHook):
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
+        self._may_be_backward = False  # to look takes time, which would be measured
 
     def leave(self) -> None:
         """Chainer does not call it any more."""
@@ -149,11 +150,13 @@ class WatcherHook(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function; those inside of a backward do not count."""
         del function, in_data
-        if not graph.backward_runs():
+        self._may_be_backward = self._may_be_backward and graph.backward_runs()
+        if not self._may_be_backward:
             self._watcher.watch(chainer.config.enable_backprop)
 
     def backward_preprocess(self, function: Any, *data: Any) -> None:
         """Before a backward function."""
+        self._may_be_backward = True
         self._watcher.watch_backward(function)
 
 
