@@ -13,8 +13,8 @@ Note: [a with statement without its end]
     Ctrl-C that comes then leaves the ``with`` statement, and what was begun is not
     ended. Nothing that is written in Python can prevent that. So the frame of each
     ``with`` statement is known while it is open, and what begins next first ends what
-    was begun in frames that are over. What a program begins in another way, or in a
-    generator that may go on, is left alone.
+    was begun in frames that are over; :func:`ends_with` does the same for what is begun
+    in another way. Anything else, as in a generator that may go on, is left alone.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class _With(NamedTuple):
 
     Attributes:
         frame (frame): Of its function. To know it keeps nothing alive that would be
-            over: the statement ends before it.
+            over: the statement mostly ends before it.
         end (callable): ``__exit__``.
     """
 
@@ -225,11 +225,21 @@ def begin_whole(context: Any, begin: Callable[[], Result]) -> Result:
         with HeldBack():
             result = begin()
             if _is_left_by_itself(frame):
-                _open.statements[id(context)] = _With(frame, context.__exit__)
+                ends_with(frame, context)
             return result
     except BaseException:
         context.__exit__(None, None, None)
         raise
+
+
+def ends_with(frame: FrameType, context: Any) -> None:
+    """Has what begins next end a context first, if a frame is over by then.
+
+    Args:
+        frame: Of a function that means to end it, and may not come to that.
+        context: Has begun, by :func:`begin_whole`.
+    """
+    _open.statements[id(context)] = _With(frame, context.__exit__)
 
 
 def ends_whole(function: Function) -> Function:

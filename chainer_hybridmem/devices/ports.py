@@ -386,7 +386,13 @@ class Checks(Protocol):
         """Issues the digest of an array; None where there is none."""
 
     def expect_same(self, before: Digest, after: Digest, what: str) -> None:
-        """Two digests of this iteration must be equal; else ``what`` is told."""
+        """Two digests, of this iteration or of earlier ones, must be equal.
+
+        Args:
+            before: One of them.
+            after: The other one.
+            what: Told if they are not.
+        """
 
     def end_iteration(self, iteration: int) -> None:
         """What has been issued is that of one iteration, with this number."""

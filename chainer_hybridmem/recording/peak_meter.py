@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_hybridmem.chainer_access import owners
+from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.host import memory, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.ports import Memory
@@ -59,7 +61,6 @@ class PeakMeter:
         self._layers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._part: Part = (OUTSIDE, 'own code')
         self._in_backward = False  # since a backward function, until a forward pass
-        self._inside = False  # of a backward function
         self._begun = contextlib.ExitStack()
 
     # -- life -----------------------------------------------------------------
@@ -132,7 +133,7 @@ class PeakMeter:
     def start_backward(self, function: Any) -> None:
         """A backward function begins."""
         self._settle()
-        self._in_backward = self._inside = True
+        self._in_backward = True
         self._links.clear()
         layer = self._layers.get(function, OUTSIDE)
         self._part = (layer, f'backward of {function.label}')
@@ -140,14 +141,13 @@ class PeakMeter:
     def end_backward(self) -> None:
         """It has computed; sums of gradients and the update come next."""
         self._settle()
-        self._inside = False
         self._part = (self._part[0], 'after backward')
 
     def _belongs_to_backward(self) -> bool:
         """Whether a forward function is part of a backward one, or sums gradients."""
         if self._links.path:
             return False
-        return self._inside or not chainer.config.enable_backprop
+        return graph.backward_runs() or not chainer.config.enable_backprop
 
     # -- counting ---------------------------------------------------------------
     def _settle(self) -> None:
@@ -227,7 +227,8 @@ class _Functions(chainer.FunctionHook):
 class _LinkPaths(chainer.LinkHook):
     """Knows the path of the link that runs.
 
-    A link that raises is not told to end: backward ends all of them.
+    A link that raises is not told to end: backward ends all of them, and so does what
+    runs outside of links.
 
     Args:
         enter: Called with a link that no other one calls.
@@ -243,6 +244,8 @@ class _LinkPaths(chainer.LinkHook):
     @property
     def path(self) -> str:
         """Of the innermost link that runs; empty if none does."""
+        if self._stack and not _is_in_link(sys._getframe(1)):
+            self.clear()
         return self._stack[-1][1] if self._stack else ''
 
     def clear(self) -> None:
@@ -251,7 +254,8 @@ class _LinkPaths(chainer.LinkHook):
 
     def forward_preprocess(self, args: Any) -> None:
         link = args.link
-        if not self._stack:
+        if not _is_in_link(sys._getframe(2)):
+            self.clear()
             self._known = {
                 id(child): layer_name(link, path) for path, child in link.namedlinks()
             }
@@ -265,6 +269,10 @@ class _LinkPaths(chainer.LinkHook):
         if any(link is args.link for link, _ in self._stack):
             while self._stack.pop()[0] is not args.link:
                 pass
+
+
+def _is_in_link(frame: types.FrameType | None) -> bool:
+    return graph.frame_of(chainer.Link.__call__, frame) is not None
 
 
 def layer_name(root: chainer.Link, path: str) -> str:

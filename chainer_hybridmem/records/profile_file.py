@@ -260,9 +260,9 @@ def _check_link(link: Link) -> None:
         elif name.endswith('_share'):
             fits, rule = 0 < value <= 1, 'above zero and at most one'
         elif name.endswith('_per_second'):
-            fits, rule = 0 < value < math.inf, 'above zero'
+            fits, rule = 0 < value < math.inf, 'above zero and finite'
         else:
-            fits, rule = 0 <= value < math.inf, 'zero or more'
+            fits, rule = 0 <= value < math.inf, 'zero or more, and finite'
         if not fits:
             raise _broken(f'its link has {name} {value}; it must be {rule}')
 

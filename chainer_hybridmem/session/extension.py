@@ -8,9 +8,10 @@ from typing import Any
 import chainer
 from chainer.training import extension
 
-from chainer_hybridmem.chainer_access import tables
+from chainer_hybridmem.chainer_access import graph, tables
 from chainer_hybridmem.chainer_access.models import Model, trained_by
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.interrupts import ends_with
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.session.setting.options import Options, documents_options
 from chainer_hybridmem.units import format_bytes
@@ -75,6 +76,9 @@ class HybridMemory(extension.Extension):
         session = Session(model, self._options)
         session.__enter__()
         self.session = session
+        run = graph.frame_of(chainer.training.Trainer.run, sys._getframe(1))
+        if run is not None:  # another extension may fail where it would not finalize
+            ends_with(run, session)
 
     def __call__(self, trainer: Any) -> None:
         """Ends the iteration and reports its figures."""

@@ -45,8 +45,8 @@ def optimize_inference(
     ...         y = model(x)
     >>> session.statistics()['arena_bytes']
 
-    The third pass of each kind and all later ones run in an arena. Every bit is that of
-    plain Chainer.
+    The fourth pass of each kind and all later ones run in an arena. Every bit is that
+    of plain Chainer.
 
     Args:
         model: On the CPU or a GPU; called as ``model(...)``.
@@ -102,7 +102,7 @@ class InferenceSession:
         self._log: AllocationLog | None = None
         self._operations = 0  # of the running pass so far
         self._placing = False
-        self._placed_passes = 0
+        self._finished_passes = self._placed_passes = 0
         self._peak_bytes = self._footprint_bytes = 0
         self._ended = False
         self._begun: contextlib.ExitStack | None = None  # what ends it
@@ -116,6 +116,8 @@ class InferenceSession:
     def __enter__(self) -> InferenceSession:
         if self._ended:
             raise SessionError('An inference session cannot be entered again.')
+        if self._begun is not None:
+            raise SessionError('This inference session is entered already.')
         return begin_whole(self, self._begin)
 
     def _begin(self) -> InferenceSession:
@@ -145,8 +147,8 @@ class InferenceSession:
         """What has happened so far.
 
         Returns:
-            dict: ``passes`` and ``placed_passes`` in numbers, ``kinds`` of passes,
-            those of them whose layout exceeds the limit (``too_large``),
+            dict: ``passes`` and ``placed_passes`` in numbers, ``kinds`` of passes that
+            are kept, those of them whose layout exceeds the limit (``too_large``),
             ``arena_bytes`` and ``side_bytes`` of the largest other layout, what one
             pass in an arena has needed at most (``peak_bytes``) and taken from the
             system or driver (``footprint_bytes``), and ``placed`` and ``missed``
@@ -156,7 +158,7 @@ class InferenceSession:
         largest = max(arenas, key=lambda arena: arena.footprint_bytes, default=None)
         figures = self.device.offsets.figures()
         return {
-            'passes': sum(kind.passes for kind in self._kinds.values()),
+            'passes': self._finished_passes,
             'placed_passes': self._placed_passes,
             'kinds': len(self._kinds),
             'too_large': sum(kind.too_large for kind in self._kinds.values()),
@@ -201,6 +203,7 @@ class InferenceSession:
         if kind is None:
             return
         kind.passes += 1
+        self._finished_passes += 1
         if log is not None:
             kind.logs = [*kind.logs, log.finish()][-LOGGED:]
             if len(kind.logs) == LOGGED:

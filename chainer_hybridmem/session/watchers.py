@@ -12,12 +12,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import chainer
 
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.chainer_access.models import one_model
 from chainer_hybridmem.chainer_access.snapshots import Snapshot, snapshot
 from chainer_hybridmem.errors import HybridMemoryError, SessionError
@@ -138,30 +140,24 @@ class WatcherHook(chainer.FunctionHook):
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
-        self._depth = 0  # of functions whose backward runs
+        self._may_be_backward = False  # to look takes time, which would be measured
 
     def leave(self) -> None:
         """Chainer does not call it any more."""
-        self._depth = 0
         if chainer.get_function_hooks().get(self.name) is self:
             self.__exit__()
 
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """Before a forward function; those inside of a backward do not count."""
         del function, in_data
-        if not self._depth:
+        self._may_be_backward = self._may_be_backward and graph.backward_runs()
+        if not self._may_be_backward:
             self._watcher.watch(chainer.config.enable_backprop)
 
     def backward_preprocess(self, function: Any, *data: Any) -> None:
         """Before a backward function."""
-        self._depth += 1
-        if self._depth == 1:
-            self._watcher.watch_backward(function)
-
-    def backward_postprocess(self, function: Any, *data: Any) -> None:
-        """After a backward function."""
-        del function
-        self._depth -= 1
+        self._may_be_backward = True
+        self._watcher.watch_backward(function)
 
 
 class ProgramRecorder(Watcher):
@@ -340,7 +336,6 @@ class PassRecorder(chainer.LinkHook):
         self._finish = finish
         self._most = kinds
         self._finished = False
-        self._depth = 0
         self._kinds: set[Any] = set()
         self._largest: RecordedPass | None = None
 
@@ -361,20 +356,14 @@ class PassRecorder(chainer.LinkHook):
         Raises:
             Stopped: If enough is known.
         """
-        self._depth += 1
-        if self._depth > 1:
+        if graph.frame_of(chainer.Link.__call__, sys._getframe(2)) is not None:
             return
         if not self._finished and not (
             chainer.config.enable_backprop and chainer.config.train
         ):
             self._look(args.link, args.args, args.kwargs)
         if self._finished:
-            self._depth = 0
             raise Stopped
-
-    def forward_postprocess(self, args: Any) -> None:
-        """It has returned."""
-        self._depth -= 1
 
     def _look(self, link: chainer.Link, args: Any, kwargs: Any) -> None:
         kind = id(link), describe((args, kwargs))

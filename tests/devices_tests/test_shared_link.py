@@ -404,6 +404,21 @@ def test_too_many_users(name, monkeypatch):
         link.close()
 
 
+def test_links_that_nobody_has_closed(name, monkeypatch):
+    monkeypatch.setattr(shared_link, 'MOST_USERS', 2)
+    for _ in range(4):
+        link = SharedLink(name, 1e6)
+        link.itself = link
+    del link
+    link = SharedLink(name, 2e6)
+    link.close()
+    again = SharedLink(name, 1e6)
+    link.close()  # for the second time
+    with pytest.raises(OptionError, match=r'2e\+06 bytes'):
+        SharedLink(name, 2e6)
+    again.close()
+
+
 def test_a_file_that_cannot_be_used(name):
     os.symlink('/dev/null', _path(name))
     try:

@@ -26,7 +26,9 @@ import chainer_hybridmem
 # isort: split
 import chainer
 
+from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import SessionError
+from chainer_hybridmem.recording.peak_meter import PeakMeter
 from chainer_hybridmem.session.session import Session, active_session
 
 PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}
@@ -104,6 +106,36 @@ def test_a_child_that_leaves_in_mid_iteration_takes_nothing_along(
         del loss
         run.optimizer.update()
     run.snapshot().assert_same(snapshots[7])
+
+
+@pytest.mark.parametrize(
+    'begin',
+    [
+        lambda model: chainer_hybridmem.optimize(model, '64MiB'),
+        lambda model: chainer_hybridmem.optimize_inference(model, '64MiB'),
+        chainer_hybridmem.profile_memory,
+        lambda model: PeakMeter(),
+    ],
+)
+def test_a_child_leaves_what_its_parent_has_begun(begin: Callable[..., Any]) -> None:
+    model, x = chainer.links.Linear(8, 8), np.ones((4, 8), np.float32)
+    with chainer.no_backprop_mode(), contextlib.ExitStack() as stack:
+        stack.enter_context(begin(model))
+        model(x)
+
+        def child() -> None:
+            for _ in range(4):
+                model(x)
+            stack.close()
+            assert not chainer.get_function_hooks()
+            with chainer_hybridmem.optimize(model, '64MiB'):
+                model(x)
+
+        assert in_child(child) == 0
+        for _ in range(4):
+            model(x)
+        assert numpy_memory.installed()
+    assert not numpy_memory.installed()
 
 
 class Pictures(chainer.dataset.DatasetMixin):

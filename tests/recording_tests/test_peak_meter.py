@@ -140,6 +140,34 @@ def test_arrays_of_the_program_and_a_link_that_fails():
     assert not chainer.get_function_hooks()
 
 
+class Breaks(chainer.FunctionNode):
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, gradients):
+        raise ValueError('no')
+
+
+class Breaking(chainer.Link):
+    def forward(self, x, backward):
+        if not backward:
+            raise ValueError('no')
+        Breaks().apply((chainer.Variable(x),))[0].backward()
+
+
+@pytest.mark.parametrize('backward', [False, True])
+def test_what_has_failed_is_over(backward):
+    with PeakMeter() as meter:
+        with pytest.raises(ValueError, match='no'):
+            Breaking()(np.ones((1, 1), 'f'), backward)
+        outside = F.relu(np.ones(MIB, 'f'))
+        layer = L.Linear(1, MIB)(np.ones((1, 1), 'f'))
+        del outside, layer
+    parts = meter.peak().parts
+    assert parts[OUTSIDE, 'ReLU'] >= 4 * MIB
+    assert 'Linear' in {layer for layer, _ in parts}
+
+
 def test_in_a_session_its_own_peak_counts():
     in_core = train(6)
     limit = int(in_core.nbytes * 0.7)

@@ -24,7 +24,7 @@ from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.mover import Counters
-from chainer_hybridmem.execution.replayer import Restorer
+from chainer_hybridmem.execution.replayer import Recipes, Restorer
 from chainer_hybridmem.recording.trials import TrialResult
 from chainer_hybridmem.session.iterations import replay_trials
 from chainer_hybridmem.session.iterations.loop import Loop
@@ -387,13 +387,18 @@ def test_variables_that_the_program_keeps_and_changes():
 
 def test_making_room_reads_no_parameter(monkeypatch):
     """One that is away would come home, where there is no room."""
-    node_array = graph.node_array
+    node_array, is_in_reach = graph.node_array, Recipes._is_in_reach
 
-    def noted(node: Any) -> Any:
+    def read_no_parameter(node: Any) -> Any:
         assert not owners.is_parameter(node)
         return node_array(node)
 
-    monkeypatch.setattr(graph, 'node_array', noted)
+    def noted(self: Recipes, node: Any) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(graph, 'node_array', read_no_parameter)
+            return is_in_reach(self, node)
+
+    monkeypatch.setattr(Recipes, '_is_in_reach', noted)
     _, _, figures = limited()
     assert count_recomputed(figures)
 

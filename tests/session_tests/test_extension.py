@@ -110,6 +110,57 @@ def test_options_are_checked_when_it_is_made():
         hybridmem.HybridMemory(LIMIT, link_bandwidth=0)
 
 
+def fail(trainer=None):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ('before_training', 'others'),
+    [
+        (print, {'initializer': fail}),
+        (fail, {}),
+        (print, {'finalizer': fail, 'priority': training.PRIORITY_WRITER + 1}),
+    ],
+)
+def test_the_next_trainer_goes_on_after_an_extension_that_fails(
+    tmp_path, before_training, others
+):
+    trainer, _ = make_trainer(tmp_path, 1)
+
+    @training.make_extension((9, 'iteration'), **others)
+    def other(trainer):
+        before_training(trainer)
+
+    trainer.extend(other, call_before_training=True)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    again, _ = make_trainer(tmp_path, 2)
+    again.run()
+    assert again.get_extension('HybridMemory').session.iterations == 2
+    assert not numpy_memory.installed()
+    assert 'hybridmem' not in chainer.get_function_hooks()
+
+
+def test_an_extension_may_begin_a_measurement_of_its_own(tmp_path):
+    class Wrapped(hybridmem.HybridMemory):
+        def initialize(self, trainer):
+            super().initialize(trainer)
+
+    trainer, _ = make_trainer(tmp_path, 3, limit=None)
+    trainer.extend(Wrapped(LIMIT))
+    found = []
+
+    @training.make_extension(trigger=(1, 'iteration'))
+    def measure(trainer):
+        with hybridmem.profile_memory():
+            found.append(numpy_memory.installed())
+
+    trainer.extend(measure)
+    trainer.run()
+    assert found == [True] * 3
+    assert trainer.get_extension('HybridMemory').session.iterations == 3
+
+
 def test_out_of_memory_is_explained(tmp_path):
     trainer, _ = make_trainer(tmp_path, 6, limit=600_000)
     with pytest.raises(MemoryError) as caught:

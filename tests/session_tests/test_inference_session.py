@@ -14,6 +14,7 @@ import chainer.links as L
 import numpy as np
 
 from chainer_hybridmem.devices.host import numpy_memory
+from chainer_hybridmem.session import inference_session
 
 DEVICES = ['@numpy', pytest.param('@cupy:0', marks=pytest.mark.gpu)]
 PICTURES = np.random.RandomState(0).rand(12, 3, 32, 32).astype(np.float32)
@@ -96,6 +97,15 @@ def test_kinds_of_passes_have_layouts_of_their_own(device):
         assert session.statistics()['placed_passes'] == 2
 
 
+def test_passes_of_a_kind_that_is_given_up_have_been_run(monkeypatch):
+    monkeypatch.setattr(inference_session, 'MOST_KINDS', 1)
+    model = make('@numpy')
+    with hybridmem.optimize_inference(model, '64MiB') as session:
+        run(model, [PICTURES[:n] for n in (2, 2, 2, 2, 3)])
+        figures = session.statistics()
+    assert (figures['passes'], figures['placed_passes'], figures['kinds']) == (5, 1, 1)
+
+
 def test_passes_with_other_values_are_other_kinds():
     model = make('@numpy')
     expected = [run(model, [PICTURES] * 5, power=n) for n in (1, 3)]
@@ -175,6 +185,11 @@ def test_a_session_is_entered_once():
     with session:
         with pytest.raises(hybridmem.SessionError, match='already'):
             hybridmem.optimize_inference(make('@numpy'), '64MiB').__enter__()
+        for _ in range(2):
+            with pytest.raises(hybridmem.SessionError, match='entered already'):
+                session.__enter__()
+        with pytest.raises(MemoryError):
+            np.zeros(80 * 2**20, np.uint8)
     with pytest.raises(hybridmem.SessionError, match='again'):
         session.__enter__()
 

@@ -396,6 +396,18 @@ def test_a_session_that_is_never_entered_leaves_nothing(model, tmp_path):
     assert left_behind() == before
 
 
+@pytest.mark.parametrize('refused', [False, True])
+def test_a_session_that_does_not_begin_leaves_a_shared_link(model, refused):
+    link = {'shared_link': f'never-{os.getpid()}', 'link_bandwidth': '1GB/s'}
+    session = hybridmem.optimize(model, LIMIT, **link)
+    if refused:
+        with hybridmem.profile_memory(), pytest.raises(SessionError):
+            session.__enter__()
+    del session
+    with hybridmem.optimize(model, LIMIT, **{**link, 'link_bandwidth': '2GB/s'}):
+        pass
+
+
 def test_sessions_one_after_the_other_leave_nothing(tmp_path):
     before = None
     for _ in range(4):

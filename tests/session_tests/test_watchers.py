@@ -13,9 +13,11 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.pools import blob_bytes
 from chainer_hybridmem.session.follower import Follower
 from chainer_hybridmem.session.session import active_session
 from chainer_hybridmem.session.watchers import (
+    PassRecorder,
     ProgramRecorder,
     ProgramVerifier,
     Stopped,
@@ -166,6 +168,66 @@ def test_programs_that_go_on_are_ended_again():
 
     assert record(program).complete
     assert len(ended) == 3
+
+
+class BreaksOnce(chainer.FunctionNode):
+    def __init__(self, broken: list[int]) -> None:
+        self.broken = broken
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, gradients):
+        if not self.broken:
+            self.broken.append(1)
+            raise ValueError('once')
+        return gradients
+
+
+def breaks_in_backward(steps):
+    """One iteration is given up; the loop goes on."""
+    np.random.seed(0)
+    model, broken = Layers(), []
+    optimizer = chainer.optimizers.Adam().setup(model)
+    for _ in range(MANY):
+        (loss,) = BreaksOnce(broken).apply((model(np.ones((9, 64), np.float32)),))
+        model.cleargrads()
+        with contextlib.suppress(ValueError):
+            loss.backward()
+            optimizer.update()
+        steps.append(1)
+
+
+def breaks_in_a_link(steps):
+    model = Layers()
+    with chainer.no_backprop_mode():
+        with contextlib.suppress(chainer.utils.type_check.InvalidType):
+            model(np.ones((9, 63), np.float32))
+        for _ in range(MANY):
+            model(np.ones((9, 64), np.float32))
+            steps.append(1)
+
+
+@pytest.mark.parametrize(
+    ('program', 'watcher', 'arguments', 'found', 'most'),
+    [
+        (breaks_in_a_link, PassRecorder, [16], lambda it: blob_bytes(it.profile), 1),
+        (breaks_in_backward, ProgramRecorder, [{}, 99], lambda it: it.complete, 50),
+        (
+            breaks_in_backward,
+            ProgramVerifier,
+            [None, 3],
+            lambda it: len(it.snapshots) == 3,
+            4,
+        ),
+    ],
+)
+def test_what_a_program_catches_ends_no_watching(
+    program, watcher, arguments, found, most
+):
+    steps = []
+    assert found(ask(lambda: program(steps), watcher, *arguments))
+    assert len(steps) <= most
 
 
 @pytest.mark.parametrize('program', [one, critic])

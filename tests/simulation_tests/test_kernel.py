@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -130,6 +131,10 @@ def dead_link(profile: Profile) -> Profile:
     return dataclasses.replace(profile, link=Link(0.0, 0.0, 1.0))
 
 
+def endless_link(profile: Profile) -> Profile:
+    return dataclasses.replace(profile, link=Link(math.inf, 1.0, 1.0))
+
+
 @pytest.mark.parametrize(
     ('damage', 'words'),
     [
@@ -137,6 +142,7 @@ def dead_link(profile: Profile) -> Profile:
         (uses_out_of_order, r'used at \(11, 10\)'),
         (with_a_cycle, 'have a cycle'),
         (dead_link, r'its link has d2h_bytes_per_second 0\.0; it must be above zero'),
+        (endless_link, 'latency_seconds inf; it must be zero or more, and finite'),
     ],
 )
 def test_a_profile_made_by_hand_is_checked_like_a_file(

@@ -19,6 +19,7 @@ from chainer_hybridmem.chainer_access.graph.doors import (
     BringBack,
     backward_runs,
     class_values,
+    frame_of,
     kind_of,
     watch,
 )
@@ -72,6 +73,7 @@ __all__ = [
     'class_values',
     'communicates',
     'find_slots',
+    'frame_of',
     'function_name',
     'function_of',
     'is_unfinished',

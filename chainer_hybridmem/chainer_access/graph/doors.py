@@ -258,9 +258,15 @@ def is_loop(frame: types.FrameType | None) -> bool:
 
 def backward_runs() -> bool:
     """Whether a backward function is among the callers."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _backprop_utils.backprop_step.__code__:
-            return True
+    return frame_of(_backprop_utils.backprop_step, sys._getframe(1)) is not None
+
+
+def frame_of(function: Any, frame: types.FrameType | None) -> types.FrameType | None:
+    """The frame in which a function runs, among a frame and its callers.
+
+    Chainer does not tell hooks that something has ended with an error: who counts what
+    begins and ends counts wrong from then on.
+    """
+    while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
-    return False
+    return frame

@@ -109,13 +109,7 @@ class LateChecks:
         return digest
 
     def expect_same(self, before: Digest, after: Digest, what: str) -> None:
-        """Two digests of this iteration, or of earlier ones, must be equal.
-
-        Args:
-            before: One of them.
-            after: The other one.
-            what: Told if they are not.
-        """
+        """See :meth:`.Checks.expect_same`."""
         self._batch.pairs.append((before, after, what))
 
     def end_iteration(self, iteration: int) -> None:

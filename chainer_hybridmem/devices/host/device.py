@@ -132,7 +132,8 @@ def _check_options(
         )
     if not 0 <= link_latency_seconds < 3600:
         raise OptionError(
-            f'link_latency_seconds is {link_latency_seconds}; it must be zero or more.'
+            f'link_latency_seconds is {link_latency_seconds}; it must be zero or more, '
+            'and below 3600.'
         )
 
 

@@ -74,7 +74,8 @@ class HostMemory(Memory):
     def uninstall(self) -> None:
         """See :meth:`.Memory.uninstall`.
 
-        In another context of the thread, as a task's, what it replaced stays away.
+        In another context of the thread, as a task's, or in a forked child, the present
+        handler stays.
 
         Raises:
             SessionError: If called in another thread while that one lives.

@@ -22,12 +22,14 @@ import atexit
 import contextlib
 import errno
 import fcntl
+import gc
 import glob
 import mmap
 import os
 import re
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 
 from chainer_hybridmem import timing
@@ -59,6 +61,7 @@ class _LinkFile:
     Attributes:
         numbers (memoryview): What the file holds.
         own (set of int): Places of this process.
+        lost (list of int): Those of links that are gone and were not closed.
     """
 
     def __init__(self, path: str) -> None:
@@ -72,6 +75,7 @@ class _LinkFile:
             raise
         self.numbers = memoryview(self._memory).cast('d')
         self.own: set[int] = set()
+        self.lost: list[int] = []
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -278,24 +282,35 @@ class SharedLink:
     def __init__(self, name: str, bandwidth: float) -> None:
         self.name = name
         self._path = _path_of(check_name(name))
+        taken = None
+        with contextlib.suppress(OptionError):
+            taken = self._take_place(bandwidth)
+        if taken is None:
+            gc.collect()  # sessions that were never entered are in cycles
+            taken = self._take_place(bandwidth)
+        self._file, self._place = file, place = taken
+        # The garbage collector runs anywhere: it must not wait for a lock.
+        self._lost = weakref.finalize(self, file.lost.append, place)
+        self.outward = Lane(file, place, outward=True)
+        self.inward = Lane(file, place, outward=False)
+
+    def _take_place(self, bandwidth: float) -> tuple[_LinkFile, int]:
         try:
             with _visit(self._path) as file:
-                self._place = file.take_place(name, bandwidth)
+                return file, file.take_place(self.name, bandwidth)
         except OSError as error:
             raise OptionError(
-                f'the file {self._path} of shared_link {name!r} cannot be used '
+                f'the file {self._path} of shared_link {self.name!r} cannot be used '
                 f'({error.strerror}); give another name.'
             ) from error
-        self._file = file
-        self.outward = Lane(file, self._place, outward=True)
-        self.inward = Lane(file, self._place, outward=False)
 
     def close(self) -> None:
         """Frees the place, once no copy runs; the last user removes the file."""
         if _files.get(self._path) is not self._file:  # closed, or of the parent process
             return
-        with _visit(self._path) as file:
-            file.give_place(self._place)
+        if self._lost.detach() is not None:
+            with _visit(self._path) as file:
+                file.give_place(self._place)
 
 
 @contextlib.contextmanager
@@ -309,6 +324,8 @@ def _visit(path: str) -> Iterator[_LinkFile]:
             _files[path].lock()
         file = _files[path]
         try:
+            while file.lost:
+                file.give_place(file.lost.pop())
             yield file
         finally:
             if file.own:

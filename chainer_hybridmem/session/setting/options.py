@@ -100,7 +100,7 @@ class Options:
             ``time_budget``, in seconds, nothing new is begun for the next iteration's
             plan or arena after so long: planner, checks and layouts together. A first
             plan is always made. By default that is what three plain iterations take,
-            at least a second (five on a GPU, where the limit needs the arena).
+            at least a second (12 on a GPU, where the limit needs the arena).
 
     Attributes:
         limit_bytes (int): ``memory_limit``.
