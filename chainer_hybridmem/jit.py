@@ -23,6 +23,11 @@ from numba.core.types.misc import unliteral
 
 from chainer_hybridmem.compiling import Stopwatch
 
+if numba.config.DISABLE_JIT:
+    raise ImportError(
+        'NUMBA_DISABLE_JIT is set in the environment, but numba is to compile what '
+        'counts memory and what plans; unset it for this program.'
+    )
 _ours: set[Callable[..., Any]] = set()
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -69,8 +74,7 @@ def compiled(
         except RuntimeError:  # nowhere to write a cache
             dispatcher = numba.njit(*signature, **options)(function)
             cached = False
-        if isinstance(dispatcher, CPUDispatcher):  # else numba is to compile nothing
-            dispatcher.__class__ = _Inlined if inline else _Compiled
+        dispatcher.__class__ = _Inlined if inline else _Compiled
         if not cached:
             return cast(Function, dispatcher)
         if uses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import builtins
 import contextlib
 import importlib.util
 import itertools
@@ -218,14 +219,15 @@ def prepare(program: str, args: list[str], is_module: bool) -> Callable[[], Any]
         OptionError: If there is no such program.
     """
     path = None if is_module else find_program(program)
+    names = {'__builtins__': builtins}  # the module, as in __main__; not its dictionary
     sys.argv = [program if path is None else path, *args]
     if not getattr(sys.flags, 'safe_path', False):  # as Python does
         script = None if path is None else os.path.realpath(path)
         sys.path[0] = os.getcwd() if script is None else os.path.dirname(script)
     if path is None:
         check_module(program)
-        return lambda: runpy.run_module(program, run_name='__main__', alter_sys=True)
-    return lambda: runpy.run_path(path, run_name='__main__')
+        return lambda: runpy.run_module(program, names, '__main__', alter_sys=True)
+    return lambda: runpy.run_path(path, names, '__main__')
 
 
 def check_module(name: str) -> None:

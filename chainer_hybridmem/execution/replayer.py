@@ -131,7 +131,8 @@ class Recipes:
     def prepare(self, k: int, function: Any) -> None:
         """Before forward operation k: keeps the function as it is, with its recipe."""
         known = self._maps.functions.know(function)
-        known.keep_pristine(graph.pristine(function))
+        if trust.may_copy(function):
+            known.keep_pristine(graph.pristine(function))
         self._look_up(k, function, known)
 
     def _look_up(self, k: int, function: Any, known: LiveFunction) -> None:

@@ -100,6 +100,12 @@ def is_trusted(function: Any) -> bool:
     )
 
 
+def may_copy(function: Any) -> bool:
+    """Whether a copy of a function has no effects, such as those of a ``__del__``."""
+    kind = graph.kind_of(graph.target(function))
+    return _is_of_chainer(kind) or kind in _declared
+
+
 def _is_own(method: Any) -> bool:
     """Whether a method of Chainer's class is Chainer's, and not put there since."""
     module = getattr(method, '__module__', None) or ''

@@ -349,7 +349,10 @@ class Follower:
         if plain_bytes is None:
             return told
         plain = f'{format_bytes(plain_bytes)} in-core'
-        if plain_bytes < self._peak_bytes:  # it evaluates, or draws what it has learnt
+        if plain_bytes < self._peak_bytes:
+            if any(one['in_core_peak_bytes'] is None for one in self._figures):
+                return told  # what those sessions need is not known
+            # It evaluates, or draws what it has learnt.
             return f'{told}; iterations need {plain}, beside other memory'
         return f'{told} of {plain}'
 

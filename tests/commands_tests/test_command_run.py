@@ -45,6 +45,7 @@ for _ in range(6):
     del h
     print(float(loss.array).hex())
 print(__name__, sys.argv[1:], sys.path[0], gc.get_freeze_count() > 0)
+assert __name__ != '__main__' or __builtins__.__name__ == 'builtins'
 if 'raise' in sys.argv:
     {}['what the program lacks']
 sys.exit(7)

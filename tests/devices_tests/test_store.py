@@ -207,6 +207,17 @@ def test_folder_that_is_a_file(tmp_path):
         HostDevice(_MIB, swap_dir=str(path))
 
 
+def test_a_relative_folder_stays_the_same_one(tmp_path, monkeypatch):
+    """Programs change their folder."""
+    (tmp_path / 'swap').mkdir()
+    monkeypatch.chdir(tmp_path)
+    opened = store.FileStore('swap')
+    monkeypatch.chdir('/')
+    opened.reserve(_MIB)
+    assert opened.take(_MIB).nbytes == _MIB
+    opened.close()
+
+
 def test_nothing_is_left_in_the_folder(tmp_path):
     opened = store.FileStore(str(tmp_path))
     opened.reserve(_MIB)

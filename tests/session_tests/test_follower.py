@@ -195,13 +195,16 @@ def test_a_program_that_wants_a_static_graph_is_refused():
     'in_core, told', [(4e6, 'MiB of '), (1e6, '; iterations need ')]
 )
 def test_a_peak_above_that_of_iterations_is_no_share_of_it(in_core, told):
-    """Other memory of the program lay beside them."""
+    """Other memory of the program lay beside them, if all of them are known."""
     follower = Follower(LIMIT, {})
     one_model()
     follower.__exit__()
     follower._figures[-1]['in_core_peak_bytes'] = int(in_core)
     peak, *_ = follower.describe()
     assert told in peak
+    if in_core < LIMIT:
+        follower._figures.append({**follower._figures[-1], 'in_core_peak_bytes': None})
+        assert 'in-core' not in next(iter(follower.describe()))
 
 
 def test_what_trains_without_a_limit_in_the_end_is_told():

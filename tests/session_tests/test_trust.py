@@ -148,6 +148,29 @@ def test_a_function_of_the_program_runs_once(program, planner, data):
     assert session.statistics()['untrusted'] == ['Function']
 
 
+class Handle(Function):
+    """Gives something back when it goes, as a wrapper of a native library does."""
+
+    living: list[int] = []
+
+    def __init__(self, factor=None):
+        super().__init__(factor)
+        self.handle = len(Handle.living)
+        Handle.living.append(1)
+
+    def __del__(self):
+        Handle.living[self.handle] -= 1
+
+
+@pytest.mark.parametrize('planner', [None, *PLANNERS])
+def test_nor_is_it_copied(planner, data):
+    """A copy would give back what is not its own."""
+    Handle.living.clear()
+    run(type('Handling', (Program,), {'function': Handle, 'factor': None}), data,
+        memory_limit='1GB', planner=planner)  # fmt: skip
+    assert set(Handle.living) <= {0, 1} and Handle.living.count(0) > ITERATIONS - 2
+
+
 def test_the_report_names_it(data):
     _, session = run(Counting, data, memory_limit='1GB', planner='checkpoint-speed')
     assert 'never recomputed (see recomputable)' in session.report()

@@ -50,7 +50,7 @@ class SwapFile:
     """
 
     def __init__(self, swap_dir: str) -> None:
-        self._dir = swap_dir
+        self._dir = os.path.abspath(swap_dir)  # the program may change its folder
         os.close(_make_file(swap_dir))  # or it cannot be
         self._fd = -1
         _files.add(self)
