@@ -23,7 +23,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any, NoReturn
 
 from chainer_hybridmem.devices.cuda.block_pool import BlockPool, count_other_pools
@@ -85,7 +84,7 @@ class Allocator:
             reclaim: See :meth:`.Memory.install`.
             previous: The allocator before, which serves other GPUs and threads.
         """
-        self._thread = get_ident()
+        self._thread = threading.get_ident()
         self._reclaim, self.previous = reclaim, previous
 
     def end(self) -> Any:
@@ -125,7 +124,7 @@ class Allocator:
     def _take_pointer(self, size: int) -> Any:
         """The allocator: a ``MemoryPointer`` to ``size`` bytes."""
         gpu, pool, counter = self._gpu, self._pool, self._counter
-        if self._gpu_now() != gpu.number or self._thread != get_ident():
+        if self._gpu_now() != gpu.number or self._thread != threading.get_ident():
             return self._other_pointer(size)
         if size == 0:
             return pool.empty_pointer()
