@@ -98,10 +98,13 @@ class Process:
 
     Args:
         settings (Settings): What ``run`` has been told.
+        alone (bool): Whether the command itself is elsewhere, or is gone: a program may
+            start itself anew in its process.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, alone: bool) -> None:
         self.settings = settings
+        self._alone = alone
         self.follower: Follower | None = None
         self._pid = os.getpid()
         self._name: str | None = None  # of the file that says that it trains
@@ -111,7 +114,7 @@ class Process:
 
     @property
     def is_first(self) -> bool:
-        """Whether ``run`` is in this process."""
+        """Whether ``run`` has begun in this process."""
         return os.getpid() == self.settings.first
 
     def begin(self) -> None:
@@ -126,8 +129,8 @@ class Process:
                 self._register()
             vars(os)['_exit'] = self._end_and_exit
             os.register_at_fork(after_in_child=self._begin_forked)
-            if not self.is_first:
-                atexit.register(self.end)
+            if self._alone:
+                atexit.register(self._end_and_tell)
             compat.after_import(self._follow)
             compat.after_import(self._watch_children, 'multiprocessing.process')
 
@@ -159,7 +162,7 @@ class Process:
         # What is imported by now stays: collections need not look at it each time.
         gc.freeze()
         threading.excepthook = _Explaining(self, threading.excepthook)
-        if not self.is_first:
+        if self._alone:
             sys.excepthook = _Explaining(self, sys.excepthook)
 
     def _find_report(self) -> str | None:
@@ -239,11 +242,14 @@ class Process:
     def _end_and_exit(self, status: int) -> None:
         """In place of ``os._exit``."""
         try:
-            self.end()
-            for line in self.tell():
-                print(f'hybridmem: {line}', file=sys.stderr, flush=True)
+            self._end_and_tell()
         finally:
             self._exit(status)
+
+    def _end_and_tell(self) -> None:
+        self.end()
+        for line in self.tell():
+            print(f'hybridmem: {line}', file=sys.stderr, flush=True)
 
     def end(self, *error: Any) -> None:
         """Ends the session; a child tells the first process of it.
@@ -368,12 +374,17 @@ class _Explaining:
 _process: Process | None = None
 
 
-def begin(settings: Settings) -> Process:
-    """Makes this a process of a run, and of no other one."""
+def begin(settings: Settings, alone: bool = False) -> Process:
+    """Makes this a process of a run, and of no other one.
+
+    Args:
+        settings: What ``run`` has been told.
+        alone: See :class:`Process`.
+    """
     global _process
     if _process is not None:
         _process.settings = Settings()
-    _process = Process(settings)
+    _process = Process(settings, alone)
     _process.begin()
     return _process
 
@@ -383,4 +394,4 @@ def begin_child() -> None:
     text = os.environ.get(VARIABLE, REPAIR_ONLY)
     if text != REPAIR_ONLY:  # the package is imported: that has Chainer repaired
         with contextlib.suppress(ValueError, TypeError):  # of another version
-            begin(Settings.of(text))
+            begin(Settings.of(text), alone=True)

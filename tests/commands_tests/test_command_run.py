@@ -107,6 +107,26 @@ def test_a_program_runs_as_without_it(folder):
     assert re.match(r'hybridmem: time [\d.]+ m?s / iteration', time)
 
 
+AGAIN = """
+import os, sys
+if 'AGAIN' not in os.environ:
+    os.environ['AGAIN'] = 'yes'
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+exec(open('program.py').read())
+"""
+
+
+def test_a_program_that_starts_itself_anew(folder):
+    """As those do that set variables which are read when Python starts."""
+    (folder / 'again.py').write_text(AGAIN)
+    (folder / 'files').mkdir()
+    command = ['-m', 'chainer_hybridmem', 'run', '--memory-limit', '1.5MB', 'again.py']
+    status, out, err = execute(folder, *command, TMPDIR=str(folder / 'files'))
+    assert (status, len(out)) == (7, 7)
+    assert [line.split()[1] for line in err] == ['peak', 'limit', 'time']
+    assert not list((folder / 'files').iterdir())
+
+
 @pytest.mark.parametrize(
     ('program', 'named'),
     [
