@@ -7,27 +7,13 @@ weak reference finds that memory again without keeping it alive.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from chainer_hybridmem.chainer_access.graph import SlotRef
 from chainer_hybridmem.devices.bits import fingerprint
 from chainer_hybridmem.devices.protocol import Array, Device, Root, View
 from chainer_hybridmem.records.profile import Slot, SlotKind
-
-
-class Reference(Protocol):
-    """One reference of the graph to an array; see :class:`.graph.SlotRef`."""
-
-    @property
-    def place(self) -> Hashable:
-        """The same for references that are one and the same field."""
-
-    def get(self) -> Array | None:
-        """The array; None if it is away."""
-
-    def shared(self) -> bool:
-        """Whether others have the container of the array."""
 
 
 def find_nothing() -> None:
@@ -48,24 +34,6 @@ def copy_memory(device: Device, target: Root, source: Root, nbytes: int) -> None
 def compute_uncounted_fingerprint(array: Array) -> int:
     """Uses NumPy's own memory, which the host device does not count."""
     return contextvars.Context().run(fingerprint, array)
-
-
-def holds_alone(device: Device, references: Iterable[Reference]) -> bool:
-    """Whether only these references have the memory of their arrays.
-
-    The result is False where that is not certain.
-    """
-    arrays: dict[int, Array] = {}
-    fields: dict[int, set[object]] = {}  # of the graph, that refer to each array
-    for reference in references:
-        array = reference.get()
-        if array is not None:
-            if reference.shared():
-                return False
-            arrays[id(array)] = array
-            fields.setdefault(id(array), set()).add(reference.place)
-    array = None  # every reference counts
-    return device.arrays.held_by_none_but(arrays, fields)
 
 
 Prints = dict[View, int]  # fingerprint of what each view shows
@@ -148,7 +116,17 @@ class GraphSlots:
 
     def is_exclusive(self) -> bool:
         """Whether only the graph has the memory; False where that is not certain."""
-        return holds_alone(self._device, self._references)
+        arrays: dict[int, Array] = {}
+        fields: dict[int, set[object]] = {}  # of the graph, that refer to each array
+        for reference in self._references:
+            array = reference.get()
+            if array is not None:
+                if reference.shared():
+                    return False
+                arrays[id(array)] = array
+                fields.setdefault(id(array), set()).add(reference.place)
+        array = None  # every reference counts
+        return self._device.arrays.held_by_none_but(arrays, fields)
 
     # -- contents -------------------------------------------------------------
     def find_array(self) -> Array | None:
