@@ -70,20 +70,18 @@ def test_without_a_place_for_a_cache_it_is_compiled_all_the_same(
 ) -> None:
     """A read-only installation, and no home directory to write to."""
 
-    def njit(
-        function: Any = None, cache: bool = False, **options: bool
-    ) -> Callable[..., Any]:
-        assert not options.get('nogil') and not options.get('forceinline')
-        if function is not None:
-            return lambda *arguments: ('compiled', function(*arguments))
+    plain, refused = numba.njit, []
 
+    def njit(cache: bool = False, **options: bool) -> Callable[..., Any]:
         def refuse(function: Any) -> Any:
+            refused.append(function)
             raise RuntimeError('cannot cache function: no locator available')
 
-        return refuse if cache else njit
+        return refuse if cache else plain(**options)
 
     monkeypatch.setattr(jit.numba, 'njit', njit)
-    assert jit.compiled()(lambda x: x + 1)(2) == ('compiled', 3)
+    made = jit.compiled()(lambda x: x + 1)
+    assert made(2) == 3 and made.signatures and len(refused) == 1
 
 
 def test_what_is_inlined_is_compiled_once(

@@ -43,7 +43,7 @@ class Counter:
         self._number = memory.number
         self._figures = (ctypes.c_int64 * 5)()
         self._figures_address = ctypes.addressof(self._figures)
-        self._previous: Any = None
+        self._own = self._previous = None  # handlers, while installed
         self._capsule: Any = memory.capsule
         self._reclaimer = Reclaimer(reclaim)
         self._reclaimer.serve(memory.address)
@@ -184,22 +184,24 @@ class Counter:
             make_slab(self._address, place, _slab_bytes(self._get(words.LIMIT)))
         self._set(words.THREAD, threading.get_ident())
         self._set(words.LIMITED, 1)
-        self._previous = numpy_memory.set_handler(self._capsule)
+        self._own = self._capsule
+        self._previous = numpy_memory.set_handler(self._own)
 
     def follow(self) -> None:
         """Counts the current context, too."""
-        numpy_memory.set_handler(self._capsule)
+        numpy_memory.set_handler(self._own)
 
     def uninstall(self) -> None:
         """Counts and limits nothing more.
 
         The handler that :meth:`install` replaced is back, if this is the same context;
-        in others the present one stays, and passes everything on.
+        in others the present one stays, and passes everything on. It may be closed by
+        now, where Ctrl-C has come before.
         """
         former = numpy_memory.set_handler(self._previous)
-        if former is not self._capsule:
+        if former is not self._own:
             numpy_memory.set_handler(former)
-        self._previous = None
+        self._own = self._previous = None
         self._set(words.LIMITED, 0)
         release_holes(self._address, 0)
         self._set(words.TABLE + slab.STOP, 0)

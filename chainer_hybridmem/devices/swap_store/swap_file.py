@@ -50,8 +50,8 @@ class SwapFile:
     """
 
     def __init__(self, swap_dir: str) -> None:
-        self._dir = os.path.abspath(swap_dir)  # the program may change its folder
         os.close(_make_file(swap_dir))  # or it cannot be
+        self._dir = os.path.abspath(swap_dir)  # the program may change its folder
         self._fd = -1
         _files.add(self)
         self.nbytes = 0
