@@ -406,15 +406,21 @@ class LiveMap:
     # -- to the device --------------------------------------------------------
     def start_swap_in(self) -> int:
         """Takes device memory and starts the copy; returns the bytes copied."""
-        if self.state is not State.AWAY or self.host.copy is None:
+        if not self._is_on_host():
             return 0
         held = self._held()
         if held is not None:
             self._return(held)
             return 0
-        self.host.start_copy_in(self._device.memory.allocate(self.nbytes))
+        memory = self._device.memory.allocate(self.nbytes)
+        if not self._is_on_host():  # but forgotten: see [graphs in cycles]
+            return 0
+        self.host.start_copy_in(memory)
         self.state = State.COMING
         return self.nbytes
+
+    def _is_on_host(self) -> bool:
+        return self.state is State.AWAY and self.host.copy is not None
 
     def finish_swap_in(self) -> None:
         """Waits for the copy to the device and puts it into the graph."""

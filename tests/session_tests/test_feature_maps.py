@@ -50,6 +50,23 @@ def test_what_nobody_holds_comes_back_from_its_copy(device):
     assert (node._data == 1).all()
 
 
+def test_a_map_may_be_forgotten_while_room_is_made_for_it(device, monkeypatch):
+    """Its graph was part of a cycle, which is collected then."""
+    _, live = retained(device, np.ones(5000, np.float32))
+    live.start_swap_out()
+    live.release()
+    allocate = device.memory.allocate
+
+    def forget_first(nbytes):
+        live.forget()
+        return allocate(nbytes)
+
+    monkeypatch.setattr(device.memory, 'allocate', forget_first)
+    assert live.start_swap_in() == 0
+    live.finish_swap_in()
+    assert device.memory.used_bytes == 0
+
+
 def test_what_is_retained_again_may_have_changed(device):
     node, live = retained(device, np.ones(5000, np.float32))
     go_and_return(live)
