@@ -431,22 +431,16 @@ def test_what_a_program_copies_has_nothing_of_the_session(make):
     assert others == losses and count_recomputed(figures)
 
 
-def test_functions_that_are_dead_are_forgotten(monkeypatch):
+def test_functions_that_are_dead_are_forgotten():
     """Also while nothing can be made again."""
-    caught: list[CheapReplays] = []
-    choose = CheapReplays.choose
-
-    def noted(self: CheapReplays, most_seconds: Any) -> None:
-        choose(self, most_seconds)
-        caught[:] = [self]
-        assert all(function() is not None for function in self._untrusted)
-
-    def overwritten(model: Any, n: int, x: Any) -> Any:
-        return Overwriting().apply((F.relu(x),))[0]
-
-    monkeypatch.setattr(CheapReplays, 'choose', noted)
-    limited(layer=overwritten)
-    assert caught
+    with hybridmem.optimize(Layers(residual), LIMIT) as session:
+        cheap = session._runtime.executor.cheap
+        kept = Overwriting()
+        for function in (kept, Overwriting()):
+            cheap.note_untrusted(function)
+        del function
+        cheap.choose(None)
+        assert [function() for function in cheap._untrusted] == [kept]
 
 
 def test_small_functions_are_looked_at_for_a_few_iterations_only(monkeypatch):

@@ -6,6 +6,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.execution.fingerprints import Fingerprints
 from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
@@ -48,6 +49,17 @@ def test_what_nobody_holds_comes_back_from_its_copy(device):
     assert go_and_return(live) == live.nbytes
     assert go_and_return(live) == 0  # the copy is still right
     assert (node._data == 1).all()
+
+
+def test_a_graph_may_die_when_its_map_is_about_to_leave(device, monkeypatch):
+    """One in a cycle dies when Python's collector runs: at any moment."""
+    node, live = retained(device, np.ones(5000, np.float32))
+    nodes = [node]
+    del node
+    monkeypatch.setattr(Fingerprints, 'take_before_copy', lambda self: nodes.clear())
+    assert live.start_swap_out() == 0
+    live.release()
+    assert device.memory.used_bytes == 0
 
 
 def test_a_map_may_be_forgotten_while_room_is_made_for_it(device, monkeypatch):
