@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import chainer
 
-from chainer_hybridmem.records import library
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
@@ -275,56 +273,35 @@ def title_of(model: chainer.Link) -> str:
     return f'{" of ".join(names)}, {time.strftime("%Y-%m-%d %H:%M")}'
 
 
-def write_page(
-    path: str | os.PathLike[str],
+def session_page(
     title: str,
     text: str,
     statistics: dict[str, Any],
     plan: Plan | None,
     problem: Problem | None,
     timeline: Measured | None,
-) -> None:
-    """Writes the page; without a plan it has the text only.
+    cell: bool,
+) -> str:
+    """The report as a page for a browser, or as a cell of a notebook.
+
+    Without a plan it has the text only.
 
     Args:
-        path: File to write.
         title: From :func:`title_of`.
         text: The report as a table.
         statistics: From :meth:`.Session.statistics`.
         plan: The plan followed; None if there is none.
         problem: What the plan was made for.
         timeline: What was traced last.
-
-    Raises:
-        FormatError: If the file cannot be written.
+        cell: Whether it is for a notebook.
     """
     if plan is None or problem is None:
-        page = make_text_page(text)
-    else:
-        run = _run(statistics, plan, problem, timeline)
-        data = make_data(
-            problem.profile, [run], title, sweep_seconds=SWEEP_SECONDS, report=text
-        )
-        page = make_page(data)
-    library.write_text(os.fspath(path), page)
-
-
-def make_cell(
-    title: str,
-    text: str,
-    statistics: dict[str, Any],
-    plan: Plan | None,
-    problem: Problem | None,
-    timeline: Measured | None,
-) -> str:
-    """The page as a cell of a notebook; arguments as of :func:`write_page`."""
-    if plan is None or problem is None:
-        return make_text(text)
+        return make_text(text) if cell else make_text_page(text)
     run = _run(statistics, plan, problem, timeline)
-    data = make_data(
-        problem.profile, [run], title, sweep_seconds=CELL_SWEEP_SECONDS, report=text
-    )
-    return make_frame(make_page(data))
+    seconds = CELL_SWEEP_SECONDS if cell else SWEEP_SECONDS
+    data = make_data(problem.profile, [run], title, sweep_seconds=seconds, report=text)
+    page = make_page(data)
+    return make_frame(page) if cell else page
 
 
 def _run(

@@ -27,6 +27,7 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.execution.verifier import Followed, Verdict
 from chainer_hybridmem.interrupts import begin_whole, end_abandoned, ends_whole
+from chainer_hybridmem.records import library
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
@@ -48,10 +49,9 @@ from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.planning.planning import HostShare, Planning
 from chainer_hybridmem.session.report import (
-    make_cell,
+    session_page,
     session_report,
     title_of,
-    write_page,
 )
 from chainer_hybridmem.session.results import Results
 from chainer_hybridmem.session.setting.link_measurement import LinkMeasurement
@@ -475,15 +475,17 @@ class Session:
         facts = self.plan, self.profile, self.verdict
         text = session_report(statistics, *facts, costs)
         if html is not None:
-            planned = self._results.planned
-            told = title_of(self.model), text, statistics, *planned, self.timeline
-            outside_limit(write_page, html, *told)
+            page = self._make_page(text, statistics, cell=False)
+            outside_limit(library.write_text, os.fspath(html), page)
         return text
+
+    def _make_page(self, text: str, statistics: dict[str, Any], cell: bool) -> str:
+        told = title_of(self.model), text, statistics, *self._results.planned
+        return outside_limit(session_page, *told, self.timeline, cell)
 
     def _repr_html_(self) -> str:
         """The page of :meth:`report`, for notebooks."""
-        told = self.report(), self.statistics(), *self._results.planned, self.timeline
-        return outside_limit(make_cell, title_of(self.model), *told)
+        return self._make_page(self.report(), self.statistics(), cell=True)
 
     def iteration_times(self) -> list[float]:
         """Seconds of the guided iterations since the present plan was predicted.
