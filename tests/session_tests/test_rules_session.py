@@ -186,21 +186,25 @@ def test_a_link_that_raises_leaves_no_name_behind(data, limit):
     """Rules are about what runs in a link, not after it."""
 
     found = []
-    for raises in (False, True):
+    kept = []  # errors, with their frames
+    for raises in ('', 'and is dropped', 'and is kept'):
         model = Coder()
         optimizer = chainer.optimizers.SGD(0.01).setup(model)
         rules = {'encoder/1/*': 'keep'}
         with hybridmem.optimize(model, limit, 'swap-all', rules=rules) as session:
             if raises:
-                with pytest.raises(chainer.utils.type_check.InvalidType):
+                with pytest.raises(chainer.utils.type_check.InvalidType) as caught:
                     model.encoder[1](np.zeros((2, 3), np.float32))
+                if raises == 'and is kept':
+                    kept.append(caught.value)
+                del caught
             for (x,) in data:
                 loss = F.average(F.tanh(F.sigmoid(F.tanh(model.encoder[0](x)))))
                 model.cleargrads()
                 loss.backward()
                 optimizer.update()
             found.append(actions(session))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 class Halfway(Coder):

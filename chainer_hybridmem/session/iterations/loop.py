@@ -27,6 +27,7 @@ Note: [asked for later]
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -85,6 +86,8 @@ class LinkPath(chainer.LinkHook):
 
     def forward_preprocess(self, args: Any) -> None:
         """Before a link is called."""
+        if self._outer and not graph.frame_of(chainer.Link.__call__, sys._getframe(2)):
+            self._break_off(self._outer[0][0])  # the program has kept an error
         name = self._paths.get(id(args.link), args.link.name or '')
         self._outer.append((weakref.ref(args, self._break_off), self.path))
         self.path = name if name == '/' else f'{name}/'
