@@ -131,7 +131,7 @@ class Recipes:
     def prepare(self, k: int, function: Any) -> None:
         """Before forward operation k: keeps the function as it is, with its recipe."""
         known = self._maps.functions.know(function)
-        if trust.may_copy(function):
+        if trust.is_trusted(function):
             known.keep_pristine(graph.pristine(function))
         self._look_up(k, function, known)
 
@@ -139,7 +139,7 @@ class Recipes:
         assert self._table is not None
         recipe = self._table.recipes.get(k)
         if recipe is not None:
-            if not trust.is_trusted(function):  # it was when the plan was made
+            if known.pristine is None:  # it was trusted when the plan was made
                 known.note_drawn()
             covered = [self._running.get(other) for other in recipe.covers[:-1]]
             known.follow(recipe, covered)
@@ -528,9 +528,9 @@ class Restorer:
         if known.recipe is None and known.drew:
             raise SessionError(
                 f'{graph.function_name(function)} draws random numbers in this '
-                f'iteration, but did not when it was recorded, and another feature map '
-                f'was to be recomputed from what it makes. Use a planner that only '
-                f'swaps, such as swap-opt.'
+                f"iteration, or runs code that is not Chainer's, but did not when it "
+                f'was recorded, and another feature map was to be recomputed from what '
+                f'it makes. Use a planner that only swaps, such as swap-opt.'
             )
         if before is None or recipe is None:
             raise _dropped_too_early(graph.function_name(function))

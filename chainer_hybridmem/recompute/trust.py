@@ -3,10 +3,11 @@
 Note: [trust]
     A replay must have no effect but its result, and no trial can show that: a function
     may count in a list of its link, draw from a generator of its own, or write to a
-    file. Chainer's own functions are known to have none, once those that call the
-    program's code (``F.forget``, samplers) are left out. Functions of the program are
-    never run again unless it declares their class: :func:`recomputable`. Even then, a
-    trial that changes what the function can reach is an error.
+    file. Chainer's own functions are known to have none, as long as all that they run
+    is Chainer's own code ([own code]), and none is the program's (``F.forget``,
+    samplers). All others are never run again unless the program declares their class:
+    :func:`recomputable`. Even then, a trial that changes what the function can reach
+    is an error.
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ import chainer
 import numpy as np
 from chainer.functions.util.forget import Forget
 
-from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access import graph, own_code
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.recompute import effects
 
 Kind = TypeVar('Kind', bound=type)
-_PACKAGE = 'chainer'
 _CALLS_THE_PROGRAM = (Forget,)
-_FORWARDS = ('forward', 'forward_cpu', 'forward_gpu')
 # Their values never run code of the program.
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range),
@@ -91,25 +90,24 @@ def is_trusted(function: Any) -> bool:
     """Whether the code of a function may be run again, with any inputs."""
     own = graph.target(function)
     kind = graph.kind_of(own)
-    if 'forward' in vars(own):  # of this object alone
+    if not own_code.FORWARDS.isdisjoint(vars(own)):  # of this object alone
         return False
     return kind in _declared or (
-        _is_of_chainer(kind)
+        own_code.is_of_chainer(kind)
         and not issubclass(kind, _CALLS_THE_PROGRAM)
-        and all(_is_own(getattr(kind, name)) for name in _FORWARDS)
+        and not own_code.find_foreign(kind)
     )
 
 
-def may_copy(function: Any) -> bool:
-    """Whether a copy of a function has no effects, such as those of a ``__del__``."""
-    kind = graph.kind_of(graph.target(function))
-    return _is_of_chainer(kind) or kind in _declared
+def describe_untrusted(function: Any) -> str:
+    """The name of a function that may not be run again, with code that is in its way.
 
-
-def _is_own(method: Any) -> bool:
-    """Whether a method of Chainer's class is Chainer's, and not put there since."""
-    module = getattr(method, '__module__', None) or ''
-    return module.partition('.')[0] in (_PACKAGE, 'chainer_hybridmem')
+    Returns:
+        str: Such as ``'Sigmoid (Sigmoid.forward_cpu is from train.py, line 9)'``.
+    """
+    name, kind = graph.function_name(function), graph.kind_of(graph.target(function))
+    foreign = own_code.find_foreign(kind)
+    return f'{name} ({foreign})' if foreign else name
 
 
 @contextlib.contextmanager
@@ -143,10 +141,6 @@ def _surroundings(function: Any) -> dict[str, Any]:
     )
 
 
-def _is_of_chainer(kind: type) -> bool:
-    return kind.__module__.partition('.')[0] == _PACKAGE
-
-
 def _is_harmless(value: Any) -> bool:
     """Whether a value that a function of Chainer keeps runs no code of the program."""
     if isinstance(value, _PLAIN) or type(value).__module__.startswith('cupy'):
@@ -156,6 +150,5 @@ def _is_harmless(value: Any) -> bool:
     if isinstance(value, dict):
         return all(_is_harmless(element) for element in value.values())
     if callable(value):
-        module = getattr(value, '__module__', None) or ''
-        return module.partition('.')[0] in (_PACKAGE, 'numpy', 'cupy')
-    return _is_of_chainer(type(value))
+        return own_code.is_own(value)
+    return own_code.is_of_chainer(type(value))

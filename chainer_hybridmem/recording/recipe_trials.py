@@ -29,7 +29,7 @@ class RecipeTrials:
         positions (mapping): Operation of each function that is complete.
 
     Attributes:
-        untrusted (set of str): Names of functions that may not be run again.
+        untrusted (set of str): Functions that may not be run again, and why.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RecipeTrials:
             given: Arrays that it has as attributes already.
         """
         self._step, self._pristine = step, None
-        if trust.may_copy(function):
+        if trust.is_trusted(function):
             self._pristine = graph.pristine(function)
         self._inputs = [Reading(self._device, x) for x in inputs]
         self._given = [Reading(self._device, array) for array in given]
@@ -106,7 +106,7 @@ class RecipeTrials:
         _, before, inputs = self._held
         self._held = None
         if before is None or not trust.may_replay(function):
-            self.untrusted.add(graph.function_name(function))
+            self.untrusted.add(trust.describe_untrusted(function))
         else:
             arrays = dict(zip(function.inputs, inputs, strict=True))
             if self._try_fused(step, function, arrays):
@@ -146,7 +146,10 @@ class RecipeTrials:
             return array
 
         for functions in fused_replays.find_candidates(function):
-            if not all(other in self._positions for other in functions):
+            if not all(
+                other in self._positions and trust.is_trusted(other)
+                for other in functions
+            ):
                 continue
             result = try_fused(functions, fetch, self._device, self._walker)
             if result is None or not result.exact:

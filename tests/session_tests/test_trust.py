@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import numpy as np
@@ -14,7 +15,7 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access import graph, own_code
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
 from chainer_hybridmem.recompute import effects, trust
 from chainer_hybridmem.records.profile import Slot, SlotKind
@@ -316,7 +317,51 @@ def test_a_method_that_the_program_has_replaced_is_not(monkeypatch):
     original = kind.forward_cpu
     assert trust.may_replay(kind())
     monkeypatch.setattr(kind, 'forward_cpu', lambda self, x: original(self, x))
+    own_code.look_anew()
     assert not trust.may_replay(kind())
+
+
+@pytest.mark.parametrize('since', [0, 6])
+@pytest.mark.parametrize(
+    'holder, name',
+    [
+        (F.activation.sigmoid.Sigmoid, 'forward_cpu'),
+        (F.connection.convolution_2d.Convolution2DFunction, '_forward_cpu_core'),
+        (chainer.utils, 'force_array'),
+    ],
+)
+@pytest.mark.parametrize('options', [{'planner': 'checkpoint-speed'}, {}])
+def test_code_that_is_replaced_runs_as_often_as_in_plain_chainer(
+    options, holder, name, since, data, monkeypatch
+):
+    original, calls = getattr(holder, name), []
+
+    def train(**options):
+        own = np.random.RandomState(3)
+        calls.clear()
+
+        @functools.wraps(original)
+        def noisy(*args):
+            calls.append(1)
+            made = original(*args)
+            y = made[0] if isinstance(made, tuple) else made
+            y += own.rand(*y.shape).astype(y.dtype)
+            return made
+
+        def before(model, i):
+            if i == since:
+                for place in (holder, F.activation.sigmoid.utils):
+                    if hasattr(place, name):
+                        monkeypatch.setattr(place, name, noisy)
+
+        result, _ = networks.train(Harmless, data, before=before, **options)
+        monkeypatch.undo()
+        return result, len(calls)
+
+    expected, often = train()
+    result, how_often = train(memory_limit='1GB', **options)
+    networks.assert_same(expected, result)
+    assert how_often == often
 
 
 @hybridmem.recomputable

@@ -68,13 +68,13 @@ def function_name(function: Any) -> str:
     return type(target(function)).__name__
 
 
-def name_and_arrays(function: Any) -> tuple[str, ...]:
-    """Name of the class, and of arrays that it has before its forward, as a mask.
+def name_and_arrays(own: Any) -> tuple[str, ...]:
+    """Name of a :func:`target`'s class, and of arrays it has before its forward.
 
     An object whose ``__dict__`` nobody has asked for does without one, and reads its
     attributes faster. So only functions that seem to have arrays are asked.
     """
-    own, kinds = target(function), _array_types()
+    kinds = _array_types()
     for held in gc.get_referents(own):
         if isinstance(held, kinds) or type(held) is dict:  # which may be its own
             given = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access import graph, own_code
 
 OperationKey = tuple[Any, ...]
 
@@ -18,9 +18,13 @@ def make_forward_key(function: Any, in_data: tuple[Any, ...]) -> OperationKey:
         in_data: Its inputs.
 
     Returns:
-        tuple: Its class, shape and type of each input, names of arrays it is given.
+        tuple: Its class, shape and type of each input, names of arrays it is given, and
+        whether its code is Chainer's: if not, no plan that runs it again is followed.
     """
-    name, *given = graph.name_and_arrays(function)
+    own = graph.target(function)
+    name, *given = graph.name_and_arrays(own)
+    if own_code.find_foreign(type(own)):
+        given.append('foreign')
     return name, *[(x.shape, x.dtype.char) for x in in_data], *given
 
 

@@ -337,6 +337,8 @@ class Learning:
             arrays.find_owners(),
             iteration.labels,
         )
+        for function in sorted(recorder.untrusted - self._history.untrusted):
+            self._tell(f'{function} is never recomputed')
         self._history.distrust(recorder.untrusted)
         places = sorted((k, function) for k, function, _ in self._splitter.used)
         return dataclasses.replace(

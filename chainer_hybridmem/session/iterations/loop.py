@@ -34,7 +34,7 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.chainer_access import graph
+from chainer_hybridmem.chainer_access import graph, own_code
 from chainer_hybridmem.errors import clear_handled
 from chainer_hybridmem.estimation.specs import spec_of
 from chainer_hybridmem.execution.ledger import LiveFunction
@@ -214,8 +214,11 @@ class Loop(chainer.FunctionHook):
             self._instruments.enter()
         if iteration.last is not None:
             self._complete_last(iteration, iteration.last)
+        starts = not iteration.is_in_forward
+        if starts:
+            own_code.look_anew()
         key = make_forward_key(function, in_data)
-        if not iteration.is_in_forward:
+        if starts:
             self._end(iteration)
             iteration = self.iteration = Iteration()
             self._begin(iteration, key)

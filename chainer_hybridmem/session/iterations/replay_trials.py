@@ -217,7 +217,6 @@ class ReplayTrials:
         self._wanted = options.planner == DEFAULT and not options.plans_anyway
         self._since_short = NEWEST  # iterations
         self._known: dict[Hashable, ReplayCost] = {}
-        self._trusted: dict[type, bool] = {}
         self._watched: list[tuple[weakref.ref[Any], int]] = []  # and a fingerprint
         self._probation = PROBATION  # iterations to come
         self._barren = 0  # iterations
@@ -274,17 +273,13 @@ class ReplayTrials:
     ) -> Callable[[], None] | None:
         """Prepares it; returns what remains to be done if it is to be tried."""
         self._compare(self._watched[-1:])
-        kind = type(graph.target(function))
-        trusted = self._trusted.get(kind)
-        if trusted is None:
-            trusted = self._trusted[kind] = trust.is_trusted(function)
-        if not trusted:
+        if not trust.is_trusted(function):
             self._executor.cheap.note_untrusted(function)
             return None
         if sum(x.nbytes for x in in_data) < self._least_bytes:
             return None
         self._barren = 0
-        key, nbytes = self._describe(function, kind, in_data)
+        key, nbytes = self._describe(graph.target(function), in_data)
         worth = self._known.get(key)
         if nbytes < max(self._least_bytes, 1) or not trust.may_replay(function):
             return None
@@ -302,13 +297,11 @@ class ReplayTrials:
         self._executor.prepare_replay(function, recipe)
         return None
 
-    def _describe(
-        self, function: Any, kind: type, in_data: tuple[Any, ...]
-    ) -> tuple[Hashable, int]:
+    def _describe(self, own: Any, in_data: tuple[Any, ...]) -> tuple[Hashable, int]:
         """What functions that behave alike have in common, and the bytes it reads."""
         permanent, nbytes = self._executor.maps.permanent, 0
         find_allocation = self._device.arrays.allocation_id
-        key: list[Hashable] = [kind, *graph.name_and_arrays(function)]
+        key: list[Any] = [type(own), *graph.name_and_arrays(own)]
         for x in in_data:
             if find_allocation(x) in permanent:
                 key.append((x.dtype.char, x.shape))
