@@ -97,9 +97,10 @@ class _Look:
 
     def holds(self) -> bool:
         """Whether everything is where it was."""
-        return all(
-            place.names.get(place.name) is place.value for place in self.places
-        ) and all(function.__code__ is code for function, code in self.codes)
+        for names, name, value in self.places:
+            if names.get(name) is not value:
+                return False
+        return all([function.__code__ is code for function, code in self.codes])
 
     # -- values ---------------------------------------------------------------
     def visit(self, name: str, value: Any) -> None:
