@@ -93,15 +93,22 @@ class Executor:
         read = bool(live.uses) and self.functions.may_read(live)
         return read or self.cheap.needs(live)
 
-    def report_to(self, found: Callable[[Any], None], asked: Asked) -> None:
+    def report_to(
+        self,
+        found: Callable[[Any], None],
+        asked: Asked,
+        count_updates: Callable[[], int],
+    ) -> None:
         """Says who wants to know of functions, in every iteration.
 
         Args:
             found: Gets each function that is known to have left maps.
             asked: Gets a function and the slots of its maps when the program reads
                 what is away, or may be.
+            count_updates: Tells how often parameters have been updated.
         """
         self._found = found
+        self._recipes.ask_for_updates(count_updates)
         self._restorer.tell_asked(asked)
 
     # -- iterations -----------------------------------------------------------

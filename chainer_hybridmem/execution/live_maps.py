@@ -71,6 +71,10 @@ class PlannedMaps:
         """Whether the plan drops a map and never makes it again."""
         return self._table is not None and live.storage in self._table.for_good
 
+    def is_unique(self, live: LiveMap) -> bool:
+        """Whether the plan drops a map for good that no replay makes again."""
+        return self._table is not None and live.storage in self._table.unique
+
     # -- host copies ----------------------------------------------------------
     def keep_copy(self, live: LiveMap) -> None:
         """Keeps the host copy of a map for later iterations."""

@@ -317,7 +317,9 @@ class Mover:
         The iteration may go on otherwise than the one that was recorded, and ask for
         the gradient of an input, say. What is not made again stays for that, as long as
         it is in the graph of a function that backward can run, and for what has been
-        dropped beside the plan and is made again of it.
+        dropped beside the plan and is made again of it. Another backward may run over
+        the graph as long as it lives: what no replay makes again is copied out for that
+        (replayer, [once more]).
         """
         if live.outlives:  # replayer, [later iterations]
             self.put_away(live)
@@ -327,7 +329,9 @@ class Mover:
             kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
             self._observers.wait(kind, live.storage, live.drop)
         else:
-            self.drop(live)
+            if self._planned.is_unique(live):
+                self.put_away(live)
+            self.drop(live)  # also where the host has no room for it
 
     def _is_irreplaceable(self, live: LiveMap) -> bool:
         return (

@@ -10,6 +10,15 @@ Note: [iterations that change]
     made again as that plan would, also after an iteration has left it. An iteration may
     go on with another plan: functions that have run follow the recipes of that one.
 
+Note: [once more]
+    As long as a graph lives, a backward may run over it once more: ``backward()``
+    twice, or ``chainer.grad`` before it. What the plan has dropped for good is made
+    again then, as long as no parameter has been updated: functions that no replay of
+    the plan was to run get their recipes as they are now, for no exact replay depends
+    on what forward has left in them. What no replay makes again (a dropout mask) has
+    been copied out, if all such copies take a hundredth of the plan's time at most, and
+    host memory is not limited.
+
 Note: [later iterations]
     A second backward may come over a graph after an update (the two losses of a GAN).
     What has been dropped cannot be made again then, for parameters are others. Once a
@@ -41,7 +50,7 @@ import contextlib
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from chainer_hybridmem import timing
@@ -68,6 +77,7 @@ class Recipes:
 
     Attributes:
         prepares (bool): Whether functions of this iteration may be run again.
+        recalls (bool): Whether functions that no replay was to run get recipes.
         drawn (Hashable): What had been drawn before the forward under way, as
             :func:`.drawing.position` tells; None if it does not matter.
     """
@@ -83,13 +93,19 @@ class Recipes:
         self._table: ActionTable | None = None
         self._replayed: Collection[int] | None = None  # operations; None: any
         self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
+        self._count_updates: Callable[[], int] = lambda: 0
+        self._begun_updates = 0  # before this iteration
+        # Of iterations whose graphs live: the plan, and updates before it.
+        self._followed: weakref.WeakKeyDictionary[Any, tuple[ActionTable, int]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._leaves: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what replays read in place of arrays that change, by node
         self._sources: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what the plan keeps for replays, by node
-        self.prepares = False
+        self.prepares = self.recalls = False
         self.drawn: Hashable = None
 
     # -- iterations -----------------------------------------------------------
@@ -102,6 +118,7 @@ class Recipes:
         """
         self._may_switch = may_switch
         self._running = {}
+        self._begun_updates = 0 if table is None else self._count_updates()
         self._follow(table)
 
     def switch(self, table: ActionTable) -> None:
@@ -118,6 +135,8 @@ class Recipes:
 
     def _follow(self, table: ActionTable | None) -> None:
         self._table = table
+        if table is not None:
+            self._followed[self._maps.ledger.origin] = table, self._begun_updates
         self._sources.clear()
         always = self._may_drop or self._may_switch
         self._replayed = None if table is None or always else table.replayed
@@ -126,6 +145,10 @@ class Recipes:
             self._may_switch
             or (not table.passive and (self._may_drop or bool(table.replayed)))
         )
+
+    def ask_for_updates(self, count_updates: Callable[[], int]) -> None:
+        """Says what counts updates of the model's parameters."""
+        self._count_updates = count_updates
 
     # -- while forward runs ---------------------------------------------------
     def prepare(self, k: int, function: Any) -> None:
@@ -253,9 +276,49 @@ class Recipes:
     def find_recipe(self, function: Any) -> Recipe | None:
         """How a function runs again exactly, if it can."""
         known = self._maps.functions.find(function)
+        if known is not None and self.recalls and known.recipe is None:
+            self._recall(function, known)
         if known is None or known.pristine is None:  # no plan was followed then
             return None
         return known.recipe if known.recipe is not None and known.recipe.exact else None
+
+    def _recall(self, function: Any, known: LiveFunction) -> None:
+        """Finds the recipe of a function that no replay was to run; [once more]."""
+        table, updates = self._followed.get(known.origin, (None, 0))
+        recipe = None if table is None else table.recipes.get(known.operation)
+        if recipe is None or known.drew or not trust.is_trusted(function):
+            return
+        covered = self._find_before(function, known.origin, recipe.covers[:-1])
+        for one in (function, *covered):
+            # Which updates came before it became known is not known.
+            if owners.updates(one.inputs) and self._count_updates() != updates:
+                return
+        if known.pristine is None:
+            known.keep_pristine(graph.pristine_again(function, self._is_made))
+        know = self._maps.functions.know
+        known.follow(recipe, [know(one) for one in covered])
+
+    def _find_before(
+        self, function: Any, origin: Any, operations: Sequence[int]
+    ) -> list[Any]:
+        """Functions of an iteration that a function is made of, by their numbers."""
+        found: dict[int, Any] = {}
+        waiting = [function] if operations else []
+        for one in waiting:  # grows
+            for node in one.inputs or ():
+                known = self._maps.functions.find(node.creator_node)
+                if known is None or known.origin is not origin:
+                    continue
+                if known.operation in operations and known.operation not in found:
+                    found[known.operation] = node.creator_node
+                    waiting.append(node.creator_node)
+        return [found[k] for k in operations if k in found]
+
+    def _is_made(self, value: Any) -> bool:
+        arrays = self._device.arrays
+        if not arrays.owns(value):
+            return False
+        return arrays.allocation_id(value) not in self._maps.permanent
 
     def find_sources(self, function: Any) -> list[Any] | None:
         """The nodes that a replay reads.
@@ -341,10 +404,39 @@ class Restorer:
         self._mover.finish_swap_in(live)
         if live.state is State.GONE:
             self._mover.counters.count_restore()
+            former, self._recipes.recalls = self._recipes.recalls, True
             try:
+                for source in self._find_gone_sources(live):
+                    self._make_again(source)
+                    self._temporaries.clear()
                 self._make_again(live)
             finally:
                 self._temporaries.clear()
+                self._recipes.recalls = former
+
+    def _find_gone_sources(self, live: LiveMap) -> list[LiveMap]:
+        """Gone maps that a map is made of, in the order in which they are made.
+
+        One after the other they need least memory: what is made can leave again.
+        """
+        found: dict[LiveMap, int] = {}
+        waiting = [self.find_maker(live)]
+        seen = {id(function) for function in waiting}
+        for function in waiting:  # grows
+            for node in self._recipes.find_sources(function) or ():
+                source = self._maps.find_of_node(node)
+                if source is None and graph.node_array(node) is None:
+                    maker = node.creator_node
+                elif source is not None and source.state is State.GONE:
+                    maker = self.find_maker(source)
+                    known = self._maps.functions.find(maker)
+                    found[source] = -1 if known is None else known.serial
+                else:
+                    continue
+                if id(maker) not in seen:
+                    seen.add(id(maker))
+                    waiting.append(maker)
+        return sorted(found, key=lambda source: found[source])
 
     def bring_back_read_by(self, function: Any) -> None:
         """Brings back what a function keeps, which is applied once more."""

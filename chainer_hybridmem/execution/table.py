@@ -8,6 +8,8 @@ import dataclasses
 from chainer_hybridmem.records.plan import Action, Plan, Replay, Tier
 from chainer_hybridmem.records.profile import Profile, Recipe, Slot
 
+# Of a plan's time, that copies may take which only a second backward asks for.
+MOST_UNASKED = 0.01
 Lists = dict[int, list[int]]
 Outputs = dict[int, list[int]]  # of operations
 
@@ -21,6 +23,9 @@ class ActionTable:
         releases (dict): Swapped maps whose memory must be free.
         drops (dict): Maps that are dropped, for good or to be recomputed.
         for_good (set): Storages of maps that are dropped and not recomputed.
+        unique (set): Of these, storages that no replay makes again, and that are copied
+            out therefore.
+        unique_bytes (int): Size of their host copies.
         swap_ins (dict): Copies to the device that start.
         needs (dict): Swapped maps that must be complete.
         replays (dict): Replays that run.
@@ -43,6 +48,8 @@ class ActionTable:
     releases: Lists
     drops: Lists
     for_good: set[int]
+    unique: set[int]
+    unique_bytes: int
     swap_ins: Lists
     needs: Lists
     replays: dict[int, list[Replay]]
@@ -67,8 +74,16 @@ class ActionTable:
         return not self.acting
 
 
-def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
-    """Sorts a plan's actions by position."""
+def compile_plan(
+    profile: Profile, plan: Plan, limited_host: bool = False
+) -> ActionTable:
+    """Sorts a plan's actions by position.
+
+    Args:
+        profile: Of the iterations.
+        plan: For them.
+        limited_host: Whether the plan needs all host memory there is.
+    """
     swap_ins, needs = _sort_returns(plan)
     swap_outs, releases, drops = _sort_departures(plan)
     recipes = {recipe.operation: recipe for recipe in profile.recipes}
@@ -80,17 +95,30 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
     sources, source_drops = _sort_sources(profile, plan)
     replayed.update(sources)  # should memory be short, they are made again
     planned = {entry.storage for entry in plan.maps}
+    for_good = {
+        entry.storage
+        for entry in plan.maps
+        if entry.action is not Action.RECOMPUTE and entry.drop_before >= 0
+    }
+    copied = {entry.storage for entry in plan.maps if entry.action is Action.SWAP}
+    unique: set[int] = set()
+    if not limited_host:
+        unique = for_good - copied - _find_remade(profile, planned)
+    sizes = [profile.storages[storage].nbytes for storage in unique]
+    if (
+        sum(map(profile.link.d2h_seconds, sizes))
+        > MOST_UNASKED * plan.predicted_seconds
+    ):
+        unique, sizes = set(), []
     swapped = [entry for entry in plan.maps if entry.action is Action.SWAP]
     stored = [(profile.storages[entry.storage], entry.storage) for entry in swapped]
     return ActionTable(
         swap_outs=swap_outs,
         releases=releases,
         drops=drops,
-        for_good={
-            entry.storage
-            for entry in plan.maps
-            if entry.action is not Action.RECOMPUTE and entry.drop_before >= 0
-        },
+        for_good=for_good,
+        unique=unique,
+        unique_bytes=sum(sizes),
         swap_ins=swap_ins,
         needs=needs,
         replays=dict(replays),
@@ -117,6 +145,19 @@ def compile_plan(profile: Profile, plan: Plan) -> ActionTable:
         tiers={entry.storage: entry.tier for entry in swapped},
         growth_bytes=plan.predicted_peak_bytes - profile.initial_bytes,
     )
+
+
+def _find_remade(profile: Profile, planned: set[int]) -> set[int]:
+    """Storages that replays make of maps of the plan, and of what nothing frees.
+
+    A map of the plan is at hand or is made again itself.
+    """
+    at_hand = planned | {s.id for s in profile.storages if s.freed_at < 0}
+    remade: set[int] = set()
+    for recipe in sorted(profile.recipes, key=lambda recipe: recipe.operation):
+        if recipe.exact and at_hand.union(remade).issuperset(recipe.inputs):
+            remade.update(set(recipe.products).difference(recipe.inputs))
+    return remade
 
 
 def _sort_sources(

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.guidebook import GuideBook
@@ -168,7 +168,7 @@ def collect_statistics(
         **_arena(options, guide),
         'placed': recent.median_int('placed'),
         'unplaced': recent.median_int('unplaced'),
-        **_host_memory(guided or maxima, options, plan, problem),
+        **_host_memory(guided or maxima, options, guide),
         **_times(recent, plan),
         'swapped_bytes': recent.median_int('swapped_bytes'),
         'recomputed_bytes': recent.median_int('recomputed_bytes'),
@@ -249,17 +249,15 @@ def _explain_absence(guide: Guide | None) -> str | None:
     return 'waits for a plan' if guide is None else guide.explain_no_arena()
 
 
-def _host_memory(
-    maxima: list[Entry], options: Options, plan: Plan | None, problem: Problem | None
-) -> Figures:
+def _host_memory(maxima: list[Entry], options: Options, guide: Guide | None) -> Figures:
+    predicted = None if guide is None else guide.find_host_bytes()
     figures: Figures = {
         'host_bytes': _most(maxima, 'host_bytes'),
         'disk_bytes': _most(maxima, 'disk_bytes'),
         'host_limit_bytes': options.host_limit_bytes,
     }
-    for name, tier in (('host', Tier.RAM), ('disk', Tier.DISK)):
-        predicted = plan.tier_bytes(problem.profile, tier) if plan and problem else None
-        figures[f'predicted_{name}_bytes'] = predicted
+    names = 'predicted_host_bytes', 'predicted_disk_bytes'
+    figures.update(zip(names, predicted or (None, None), strict=True))
     return figures
 
 

@@ -50,6 +50,7 @@ from chainer_hybridmem.chainer_access.graph.places import (
 from chainer_hybridmem.chainer_access.graph.replaying import (
     Pristine,
     pristine,
+    pristine_again,
     product,
     replay,
     set_forward,
@@ -84,6 +85,7 @@ __all__ = [
     'node_array',
     'output_arrays',
     'pristine',
+    'pristine_again',
     'product',
     'read_attribute',
     'refuse_static',

@@ -60,6 +60,21 @@ def pristine(function: Any) -> Pristine:
     return Pristine(_copy(function), remember_settings())
 
 
+def pristine_again(function: Any, is_made: Callable[[Any], bool]) -> Pristine:
+    """A function that has run, without what its forward has left in it.
+
+    Args:
+        function: In the graph.
+        is_made: Whether an attribute is an array that forward has made.
+    """
+    before = pristine(function)
+    clone, owner = before.function, target(before.function)
+    clone.inputs = clone.outputs = clone._retained_output_data = None
+    for key in [key for key, _ in attribute_arrays(clone, is_made)]:
+        put_attribute(owner, key, None)
+    return before
+
+
 def _copy(function: Any) -> Any:
     result = copy_as_it_is(function)
     wrapped = vars(function).get('_function')

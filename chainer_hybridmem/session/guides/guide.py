@@ -25,7 +25,7 @@ from chainer_hybridmem.devices.protocol import HostCopy
 from chainer_hybridmem.execution.table import ActionTable, compile_plan
 from chainer_hybridmem.pools.arena import Arena, IterationLog
 from chainer_hybridmem.recording.stopwatch import Times
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.records.plan import Plan, Tier
 from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.records.rules import Rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
@@ -590,7 +590,15 @@ class Guide:
             self.ways[part.operation, part.function, part.name] = way
         self.problem, self.plan = with_parts(problem, plan.parts), plan
         self.stage = Stage.GUIDED
-        self.table = compile_plan(problem.profile, plan)
+        limited = problem.host_limit_bytes is not None
+        self.table = compile_plan(problem.profile, plan, limited)
+
+    def find_host_bytes(self) -> tuple[int, int] | None:
+        """What its plan's host copies take in RAM and on disk; None without a plan."""
+        if self.problem is None or self.plan is None or self.table is None:
+            return None
+        ram, disk = (self.plan.tier_bytes(self.problem.profile, tier) for tier in Tier)
+        return ram + self.table.unique_bytes, disk
 
     def give_up(self) -> None:
         """No plan fits: its iterations go on in passive mode."""

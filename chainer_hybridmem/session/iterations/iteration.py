@@ -102,6 +102,7 @@ class Iteration:
     """
 
     __slots__ = (
+        '__weakref__',
         '_away',
         '_end_seconds',
         '_start_seconds',

@@ -17,7 +17,7 @@ from chainer_hybridmem.errors import InfeasibleError, OptionError, in_flags
 from chainer_hybridmem.planners import DEFAULT, find_planner
 from chainer_hybridmem.planners.make import price_rules
 from chainer_hybridmem.recording.stopwatch import Lateness
-from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.feedback import (
@@ -488,10 +488,9 @@ class Planning:
 
     def reserve(self, guide: Guide) -> None:
         """Takes the host memory that the guide's plan needs."""
-        if guide.plan is not None and guide.problem is not None:
-            profile = guide.problem.profile
-            ram, disk = (guide.plan.tier_bytes(profile, tier) for tier in Tier)
-            self._device.copies.reserve(ram, disk)
+        host_bytes = guide.find_host_bytes()
+        if host_bytes is not None:
+            self._device.copies.reserve(*host_bytes)
 
     # -- the next iteration ---------------------------------------------------
     @count_time

@@ -1,0 +1,134 @@
+"""A graph that is used once more, after iterations whose plan did not know of that."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from support import networks, zoo
+
+# isort: split
+import chainer
+import chainer.functions as F
+
+import chainer_hybridmem
+from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.simulation import make_problem
+
+ITERATIONS = 9
+USUAL = 5  # iterations before, which follow a plan by then
+PLANNERS = {
+    'hybrid': {'steps': 1000},
+    'checkpoint-speed': {},
+    'pooch': {'node_budget': 100},
+    'in-core': {},
+    'swap-opt': {'node_budget': 100},
+}
+
+
+def twice(loss, model):
+    loss.backward()
+    loss.backward()
+
+
+def gradients_first(loss, model):
+    """As one that watches the norms of gradients does."""
+    parameters = [p for p in model.params() if p.array is not None]
+    found = chainer.grad([loss], parameters)
+    model.slopes.append([float(F.sum(g * g).array) for g in found if g is not None])
+    loss.backward()
+
+
+def part_first(loss, model):
+    """The gradient of what the last function has read."""
+    creator = loss.creator_node
+    inputs = [node.get_variable() for node in creator.inputs if node.requires_grad]
+    for gradient in chainer.grad([loss], inputs):
+        if gradient is not None:
+            model.slopes.append(float(F.sum(gradient).array))
+    loss.backward()
+
+
+def retained(loss, model):
+    loss.backward(retain_grad=True)
+    loss.backward()
+
+
+def doubled(loss, model):
+    """The loss of a graph that has gone back is used in another one."""
+    loss.backward()
+    (loss * 2).backward()
+
+
+USES = [twice, gradients_first, part_first, retained, doubled]
+
+
+class Training:
+    def __init__(self, network, use):
+        np.random.seed(0)
+        self.network, self.use = network, use
+        self.model = network.make()
+        self.model.slopes = []
+        self.optimizer = chainer.optimizers.Adam().setup(self.model)
+        self.data = np.random.RandomState(1)
+        self.losses = []
+
+    def step(self, i):
+        loss = self.model(*self.network.batch(self.data))
+        self.model.cleargrads()
+        if i == USUAL or i == USUAL + 2:
+            self.use(loss, self.model)
+        else:
+            loss.backward()
+        self.losses.append(float(loss.array))
+        del loss
+        self.optimizer.update()
+        digest = hashlib.sha256(repr(self.model.slopes).encode())
+        for name, array in networks.outcome(self.model, self.losses).items():
+            digest.update(name.encode() + array.tobytes())
+        return digest.hexdigest()
+
+
+@pytest.fixture(scope='module')
+def needs():
+    """Least memory, and that of plain Chainer, by network."""
+    found = {}
+
+    def find(name):
+        if name not in found:
+            training = Training(zoo.NETWORKS[name], twice)
+            options = {'memory_limit': '1GB', 'planner': 'in-core'}
+            with chainer_hybridmem.optimize(training.model, **options) as session:
+                while session.profile is None:
+                    training.step(0)
+            problem = make_problem(session.profile)
+            found[name] = least_memory(problem)[0], problem.in_core_peak_bytes
+        return found[name]
+
+    return find
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize('use', USES, ids=lambda use: use.__name__)
+@pytest.mark.parametrize('planner', PLANNERS)
+@pytest.mark.parametrize('name', zoo.NETWORKS)
+def test_it_is_as_in_plain_chainer(name, planner, use, needs):
+    plain = Training(zoo.NETWORKS[name], use)
+    expected = [plain.step(i) for i in range(ITERATIONS)]
+    least, most = needs(name)
+    limit = most if planner in ('in-core', 'checkpoint-speed') else (least + most) // 2
+    training = Training(zoo.NETWORKS[name], use)
+    states = []
+    with chainer_hybridmem.optimize(
+        training.model,
+        limit,
+        planner=planner,
+        link_bandwidth='1GB/s',
+        **PLANNERS[planner],
+    ) as session:
+        for i in range(ITERATIONS):
+            assert training.step(i) == expected[i], (i, states)
+            states.append(session.state)
+    assert states[USUAL - 1] == 'guided'
+    assert session.statistics()['peak_bytes'] <= limit
