@@ -8,6 +8,13 @@ Note: [signals and native code]
     process may crash; so compiled functions return nothing that is made by such
     instructions (:func:`.jit.compiled`).
 
+Note: [callbacks]
+    Python calls back when an object dies: callbacks of weak references, ``__del__``.
+    What a handler raises inside of one is printed and dropped, also before the first
+    line of the callback has run: nothing that is written in it can hold a signal. So
+    what has been dropped so in a callback of ours is raised once more in its thread,
+    after the callback. What runs most often runs no code of Python's (:mod:`.by_owner`).
+
 Note: [a with statement without its end]
     Python looks for signals as it enters ``__exit__``, before a line of that has run:
     Ctrl-C that comes then leaves the ``with`` statement, and what was begun is not
@@ -21,6 +28,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import ctypes
 import dis
 import functools
 import inspect
@@ -29,7 +37,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar, cast
 
 _LOOK_SECONDS = 0.1
@@ -184,6 +192,54 @@ def held_back(function: Function) -> Function:
             return function(*args, **kwargs)
 
     return cast(Function, whole)
+
+
+# -- callbacks of dying objects -----------------------------------------------
+OURS = os.path.join(os.path.dirname(__file__), '')
+
+
+class LostSignals:
+    """Raises what a signal has raised in a callback of ours; see [callbacks]."""
+
+    def __init__(self) -> None:
+        self._former: Callable[[Any], object] = sys.__unraisablehook__
+
+    def watch(self) -> None:
+        """What Python drops from here on is looked at."""
+        if sys.unraisablehook != self._look:
+            self._former, sys.unraisablehook = sys.unraisablehook, self._look
+
+    def leave(self) -> None:
+        """It is not looked at any more, unless others look through this one."""
+        if sys.unraisablehook == self._look:
+            sys.unraisablehook = self._former
+
+    def _look(self, dropped: Any) -> None:
+        error, trace = dropped.exc_value, dropped.exc_traceback
+        of_signal = error is not None and not isinstance(error, Exception)
+        if not (of_signal and _is_ours(trace)):
+            self._former(dropped)
+            return
+        # Here it would be dropped once more.
+        _thread.start_new_thread(_raise_in, (threading.get_ident(), error))
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith(OURS):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _raise_in(thread: int, error: BaseException) -> None:
+    """Has another thread raise an error in the code that it runs next."""
+    kind = type(error)
+    # Python makes the error of a class by itself; this makes this very one.
+    again = type(kind.__name__, (kind,), {'__new__': lambda *_: error})
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(again)
+    )
 
 
 # -- contexts that begin and end as a whole -----------------------------------

@@ -122,7 +122,7 @@ class LiveFunctions(graph.Entries[LiveFunction]):
         """What is known of a function; from now on something is."""
         entry = self.find(function)
         if entry is None:
-            entry = LiveFunction(function, self._forget)
+            entry = LiveFunction(function, self.forgetting(function))
             entry.serial = entry.operation = -1
             entry.maps = entry.covered = ()
             entry.origin = entry.updates = entry.pristine = entry.recipe = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 
@@ -27,26 +28,23 @@ class Entries(Generic[Known]):
     """Maps objects to entries as long as the objects live.
 
     Functions may be equal to each other or unhashable, so the key is the identity. A
-    look-up takes a third of the time that a ``WeakKeyDictionary`` needs. An interrupt
-    may break off the callback that forgets an entry: each look-up makes sure that the
-    entry is not one of a dead object that had the same identity.
+    look-up takes a third of the time that a ``WeakKeyDictionary`` needs.
 
     Attributes:
         by_id (dict): Entries by identity; what is not there is not known.
     """
 
-    __slots__ = ('_forget', 'by_id')
+    __slots__ = ('by_id',)
 
     def __init__(self) -> None:
-        entries: dict[int, Known] = {}
+        self.by_id: dict[int, Known] = {}
 
-        def forget(entry: Any) -> None:
-            key = entry.key
-            if entries.get(key) is entry:
-                del entries[key]
+    def forgetting(self, owner: Any) -> Callable[[Any], object]:
+        """The callback of an object's entry, for its death.
 
-        self.by_id = entries
-        self._forget = forget
+        It runs no code of Python's: Ctrl-C would fall into that and be lost.
+        """
+        return functools.partial(self.by_id.pop, id(owner))  # the entry is the default
 
     def find(self, owner: Any) -> Known | None:
         """What is known of an object, if anything is."""
@@ -80,7 +78,7 @@ class ByOwner(Entries[_Valued[Value]]):
     def __setitem__(self, owner: Any, value: Value) -> None:
         entry = self.find(owner)
         if entry is None:
-            entry = _Valued(owner, self._forget)
+            entry = _Valued(owner, self.forgetting(owner))
             entry.value = value
             self.add(owner, entry)
         else:

@@ -14,6 +14,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError, in_flags
+from chainer_hybridmem.interrupts import LostSignals
 from chainer_hybridmem.units import format_count
 
 # What calls the package on the user's behalf: a Trainer, an updater, a link.
@@ -66,6 +67,7 @@ class SessionThread:
 
     def __init__(self) -> None:
         self.is_open = self._has_ended = False
+        self._lost = LostSignals()
         self._thread: threading.Thread | None = None
 
     @property
@@ -103,6 +105,7 @@ class SessionThread:
 
     def open(self) -> None:
         """The session has begun."""
+        self._lost.watch()
         self.is_open = True
 
     @property
@@ -148,6 +151,7 @@ class SessionThread:
     def forget(self) -> None:
         """Chainer does not know of the session any more."""
         self.is_open = False
+        self._lost.leave()
 
     def end(self) -> None:
         """The session has ended for good."""
