@@ -13,7 +13,8 @@ Note: [callbacks]
     What a handler raises inside of one is printed and dropped, also before the first
     line of the callback has run: nothing that is written in it can hold a signal. So
     what has been dropped so in a callback of ours is raised once more in its thread,
-    after the callback. What runs most often runs no code of Python's (:mod:`.by_owner`).
+    after the callback. What runs most often, in :mod:`.by_owner`, is no code of
+    Python's.
 
 Note: [a with statement without its end]
     Python looks for signals as it enters ``__exit__``, before a line of that has run:

@@ -198,7 +198,7 @@ def check_can_limit() -> None:
     Raises:
         HybridMemoryError: With what is missing.
     """
-    for name in ('numba', 'scipy'):
+    for name in ('numba', 'scipy', 'threadpoolctl'):
         if importlib.util.find_spec(name) is None:
             raise HybridMemoryError(
                 f'A memory limit needs {name}, which is not installed: pip install '

@@ -35,7 +35,8 @@ Note: [written meanwhile]
     replay makes again is compared with what was dropped (fingerprints, [checked
     replays]). A function that did not draw random numbers when it was recorded may do
     so later: what it makes then is copied out instead of dropped. A replay runs under
-    Chainer's configuration of its forward.
+    Chainer's configuration of its forward, and with as many threads of BLAS as the
+    iteration has begun with: programs change them for backward, or for what loads data.
 
 Note: [written sources]
     What stays for replays alone is no map: nobody looks whether the program writes into
@@ -48,12 +49,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
-from chainer_hybridmem import timing
+from chainer_hybridmem import blas, timing
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.errors import HostFullError, SessionError
@@ -65,6 +67,21 @@ from chainer_hybridmem.execution.table import ActionTable
 from chainer_hybridmem.recompute import drawing, dropout_states, fused_replays, trust
 from chainer_hybridmem.records.plan import Replay
 from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
+
+
+@dataclasses.dataclass(slots=True)
+class _Beginning:
+    """What an iteration has begun with.
+
+    Attributes:
+        table (ActionTable or None): The plan that it follows, or has followed.
+        updates (int): Of parameters, before it.
+        threads (tuple of int): Of matrix products, see :mod:`.blas`.
+    """
+
+    table: ActionTable | None
+    updates: int
+    threads: blas.Threads
 
 
 class Recipes:
@@ -94,11 +111,9 @@ class Recipes:
         self._replayed: Collection[int] | None = None  # operations; None: any
         self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
         self._count_updates: Callable[[], int] = lambda: 0
-        self._begun_updates = 0  # before this iteration
-        # Of iterations whose graphs live: the plan, and updates before it.
-        self._followed: weakref.WeakKeyDictionary[Any, tuple[ActionTable, int]] = (
+        self._beginnings: weakref.WeakKeyDictionary[Any, _Beginning] = (
             weakref.WeakKeyDictionary()
-        )
+        )  # of iterations whose graphs live
         self._leaves: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what replays read in place of arrays that change, by node
@@ -118,12 +133,18 @@ class Recipes:
         """
         self._may_switch = may_switch
         self._running = {}
-        self._begun_updates = 0 if table is None else self._count_updates()
         self._follow(table)
+        if self.prepares or table is not None or self._may_drop:
+            origin, updates = self._maps.ledger.origin, self._count_updates()
+            threads = () if self._on_gpu else blas.count_threads()
+            self._beginnings[origin] = _Beginning(table, updates, threads)
 
     def switch(self, table: ActionTable) -> None:
         """Goes on with another plan; see [iterations that change]."""
         self._follow(table)
+        beginning = self._beginnings.get(self._maps.ledger.origin)
+        if beginning is not None:
+            beginning.table = table
         for number, known in self._running.items():
             function = known()
             if function is not None:
@@ -135,8 +156,6 @@ class Recipes:
 
     def _follow(self, table: ActionTable | None) -> None:
         self._table = table
-        if table is not None:
-            self._followed[self._maps.ledger.origin] = table, self._begun_updates
         self._sources.clear()
         always = self._may_drop or self._may_switch
         self._replayed = None if table is None or always else table.replayed
@@ -185,9 +204,15 @@ class Recipes:
         if drawing.position(self._on_gpu) != drawn:
             self._maps.functions.know(function).note_drawn()
 
-    def guard_replay(self) -> contextlib.AbstractContextManager[Any]:
-        """Around a replay: cuDNN's generators and their ratios stay as they are."""
-        return dropout_states.set_back() if self._on_gpu else contextlib.nullcontext()
+    def guard_replay(self, function: Any) -> contextlib.AbstractContextManager[Any]:
+        """Around a replay: cuDNN's generators and their ratios stay as they are.
+
+        On the host, products run in as many threads as in forward.
+        """
+        if self._on_gpu:
+            return dropout_states.set_back()
+        beginning = self._beginnings.get(self._maps.functions.know(function).origin)
+        return blas.use_threads(() if beginning is None else beginning.threads)
 
     def note_run(self, k: int, known: LiveFunction) -> None:
         """A function is operation k of this iteration."""
@@ -284,14 +309,18 @@ class Recipes:
 
     def _recall(self, function: Any, known: LiveFunction) -> None:
         """Finds the recipe of a function that no replay was to run; [once more]."""
-        table, updates = self._followed.get(known.origin, (None, 0))
+        beginning = self._beginnings.get(known.origin)
+        table = None if beginning is None else beginning.table
         recipe = None if table is None else table.recipes.get(known.operation)
-        if recipe is None or known.drew or not trust.is_trusted(function):
+        if beginning is None or recipe is None or known.drew:
+            return
+        if not trust.is_trusted(function):
             return
         covered = self._find_before(function, known.origin, recipe.covers[:-1])
         for one in (function, *covered):
             # Which updates came before it became known is not known.
-            if owners.updates(one.inputs) and self._count_updates() != updates:
+            updated = self._count_updates() != beginning.updates
+            if updated and owners.updates(one.inputs):
                 return
         if known.pristine is None:
             known.keep_pristine(graph.pristine_again(function, self._is_made))
@@ -597,8 +626,9 @@ class Restorer:
         message = (
             f'Run again, {name} has not made the same {live.nbytes} bytes as in '
             f'forward: an array that it reads has been changed in place since, or it '
-            f'depends on something that has changed. Write into a copy, or use a '
-            f'planner that only swaps, such as swap-opt.'
+            f'depends on something that has changed, such as the number of threads of '
+            f'BLAS within a forward. Write into a copy, or use a planner that only '
+            f'swaps, such as swap-opt.'
         )
         start, final = timing.now(), live.prints.final
         same = live.refill(self._device.arrays.root(array), message)
@@ -645,7 +675,7 @@ class Restorer:
         inputs = tuple(self._find_input(node) for node in function.inputs)
         self._restore_attributes(function, recipe.attributes)
         lost_before, start = counters.lost_seconds, timing.now()
-        with self._recipes.guard_replay():
+        with self._recipes.guard_replay(function):
             result = graph.replay(
                 before, function, recipe.attributes, inputs, self._device
             )

@@ -382,7 +382,7 @@ def test_a_signal_in_a_callback_of_a_dying_object_comes_out(number: int) -> None
             kept = session.device.arrays.last_look(array, lambda address: None)
             with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
                 sys.setprofile(send)
-                array = None  # noqa: F841
+                array = None
                 sys.setprofile(None)
                 for _ in range(100):
                     time.sleep(0.01)
