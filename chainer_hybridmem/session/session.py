@@ -153,6 +153,7 @@ class Session:
         )
         self._explainer = OutOfMemoryExplainer(model, runtime, arrays, observation)
         self._overrun = Overrun(runtime, arrays, observation, self._explainer)
+        planning.exceeds_limit = lambda: self._overrun.is_under_way
         self._loop = self._make_loop(observation)
         self._all_reduce = AllReduce(runtime, lambda: self._loop.iteration)
         self._results = Results(runtime, self._loop, guidebook, history, observation)

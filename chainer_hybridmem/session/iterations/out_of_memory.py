@@ -259,7 +259,7 @@ class OutOfMemoryExplainer:
             least = limit_bytes + requested
         later, recording = ', and later ones may need more', ''
         if known is not None and self._options.host_limit_bytes is None:
-            later = f'; one known to do for all is {max(known, least)} bytes'
+            later = f'; one known to do is {max(known, least)} bytes'
         elif needs is not None:
             later = f'; before, {needs}'
         else:
@@ -272,6 +272,12 @@ class OutOfMemoryExplainer:
             limit_bytes,
             used,
         )
+
+    def find_coming_bytes(self) -> int:
+        """What the first updates of parameters are still to allocate."""
+        on_host = not self._runtime.device.clock.asynchronous
+        needs = coming(self._model, on_host)
+        return needs.state_bytes + needs.temporary_bytes
 
     def hint_at_recording(self, iteration: Iteration | None = None) -> str:
         """How to learn a limit that does for all iterations.

@@ -4,19 +4,28 @@ Note: [beyond the limit]
     An allocation that does not fit, whatever leaves, would end the program with the
     limit that gets past this allocation: the next one would end it again. So the limit
     gives way by what is missing, and no more: everything that can leave has left, and
-    goes on leaving. What the iteration has needed at its end is a limit with which it
-    runs. Unless it has followed a plan, one more goes beyond the limit: it begins with
-    the optimizer states that the first one has made, and one of the two is recorded,
-    which tells what plans need, and plain Chainer. Then the error is raised, where the
-    next iteration begins or the session ends, and the limit holds again. This happens
-    once in a session; what does not fit later is refused at once.
+    goes on leaving. What has been needed in the end is a limit with which it runs.
 
-    What the machine does not have is refused as ever, and so is what something else
+    A pass shows little of that: gradients of several passes may be summed for an
+    update, one model may be trained several times for each time of another, and
+    optimizers make their states in their first update. So training goes on until every
+    parameter has been updated twice: a whole step lies between the two, with all states
+    there. Passes of the same operations are recorded meanwhile, as ever, which tells
+    what plans need, and plain Chainer. Then the error is raised, where the next
+    iteration begins or the session ends, and the limit holds again. This happens once
+    in a session; what does not fit later is refused at once.
+
+    Where passes differ (trees, sentences), others may need more than those seen, and
+    where some parameters are not updated for long, what that takes is not known. The
+    error says so.
+
+What the machine does not have is refused as ever, and so is what something else
     can be done about: a function that may run in parts, a trial.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import sys
 import types
@@ -38,9 +47,11 @@ from chainer_hybridmem.session.iterations.out_of_memory import (
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.units import format_bytes, format_count
 
-UNPLANNED_ITERATIONS = 2  # beyond the limit: without optimizer states, and with them
+UPDATES = 2  # of each parameter; a step that has all its states lies between them
+FEWEST_ITERATIONS = 2  # beyond the limit, also where nothing is updated
+MOST_ITERATIONS = 64  # where something waits for its update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +60,15 @@ class Needs:
 
     Attributes:
         enough_bytes (int): With this limit, iterations like those seen run.
+        iterations (int): So many have been seen.
         plan_bytes (int or None): Least memory of any plan.
         plain_bytes (int or None): Peak of plain Chainer.
         kept_bytes (int or None): Less than that, where it is not known.
-        complete (bool): Whether plans have been reckoned with.
+        complete (bool): Whether a whole step has been seen, and come again.
     """
 
     enough_bytes: int
+    iterations: int = 0
     plan_bytes: int | None = None
     plain_bytes: int | None = None
     kept_bytes: int | None = None
@@ -81,8 +94,11 @@ class Needs:
             least = _exactly(self.plan_bytes)
             beside.append(f'the least memory of any plan is {least}')
         more = f' ({"; ".join(beside)})' if beside else ''
-        what = 'known to do for all' if self.complete else 'known to do'
-        return f'a limit {what} is {self.named_bytes} bytes{more}'
+        told = f'a limit known to do is {self.named_bytes} bytes{more}'
+        if self.complete:
+            return told
+        seen = format_count(self.iterations, 'pass', 'passes')
+        return f'{told}, for the {seen} seen; others may need more'
 
 
 class Overrun:
@@ -119,11 +135,12 @@ class Overrun:
         self._beyond_bytes = 0
         self._counted_bytes = 0  # most that was wanted at once, whatever had left
         self._model_bytes = 0  # when it was refused
-        self._iterations = 0  # that have ended since
+        self._updates: dict[int, int] = {}  # of each parameter, when it was refused
+        self._kinds: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._guides: dict[tuple[int, int], Guide | None] = {}  # by kind
         self._concluded = False
         self.told = ''
         self.raise_limit: Callable[[int], None] | None = None
-        self._planned = False  # whether what goes beyond the limit follows a plan
         self.needs: Needs | None = None
 
     @property
@@ -161,6 +178,7 @@ class Overrun:
         self._beyond_bytes += short_bytes
         if self._refusal is None:
             self._model_bytes = outside_limit(lambda: self._arrays.kept_bytes)
+            self._updates = self._arrays.find_updates()
             moment = self._explainer.find_moment(_callers(), describe())
             self._refusal = outside_limit(
                 self._explainer.describe,
@@ -178,10 +196,24 @@ class Overrun:
         """An iteration has ended; if it went beyond the limit, its needs are known."""
         if not self.is_under_way:
             return
-        self._iterations += 1
-        guide = iteration.following.guide
-        self._planned = guide is not None and guide.plan is not None
-        self.needs = outside_limit(self._find_needs, guide)
+        kind = iteration.find_fingerprint(), iteration.position
+        self._kinds[kind] += 1
+        self._guides[kind] = iteration.following.guide
+        self.needs = outside_limit(self._find_needs)
+
+    @property
+    def _iterations(self) -> int:
+        """That have ended since."""
+        return self._kinds.total()
+
+    @property
+    def _has_seen_step(self) -> bool:
+        """Whether every parameter has been updated twice."""
+        before = self._updates
+        return all(
+            number - before.get(rule, 0) >= UPDATES
+            for rule, number in self._arrays.find_updates().items()
+        )
 
     def conclude(self) -> None:
         """The next iteration is about to begin.
@@ -189,16 +221,18 @@ class Overrun:
         Raises:
             OutOfMemoryError: If enough has been found out, and no limit is raised.
         """
-        if not self.is_under_way:
+        if not self.is_under_way or self._iterations < FEWEST_ITERATIONS:
             return
-        if self._iterations >= (1 if self._planned else UNPLANNED_ITERATIONS):
-            if self.raise_limit is not None and self.needs is not None:
-                self._concluded = True
-                self.raise_limit(self.needs.named_bytes)
-                return
-            error = self.take_error()
-            assert error is not None
-            raise error
+        if not (self._has_seen_step or self._iterations >= MOST_ITERATIONS):
+            return
+        self.needs = outside_limit(self._find_needs)  # updates have needed more
+        if self.raise_limit is not None:
+            self._concluded = True
+            self.raise_limit(self.needs.named_bytes)
+            return
+        error = self.take_error()
+        assert error is not None
+        raise error
 
     def take_error(self) -> OutOfMemoryError | None:
         """The error for what went beyond the limit, once; the limit holds again."""
@@ -206,14 +240,12 @@ class Overrun:
         if refusal is None or self._concluded:
             return None
         self._memory.restore_limit()
-        if self.needs is None:
-            self.needs = outside_limit(self._find_needs, None)
-        later = '' if self.needs.complete else ', and others may need more'
+        self.needs = outside_limit(self._find_needs)
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         self._concluded = True
         self.told = (
             f'{refusal.text}. Training went on beyond the limit to find out what does: '
-            f'{self.needs}{later}; raise memory_limit or lower the batch '
+            f'{self.needs}; raise memory_limit or lower the batch '
             f'size{refusal.hints}{hint}.'
         )
         return OutOfMemoryError(
@@ -223,28 +255,37 @@ class Overrun:
             refusal.used_bytes,
         )
 
-    def _find_needs(self, guide: Guide | None) -> Needs:
+    def _find_needs(self) -> Needs:
+        """What all that has been seen needs, the update that comes next included."""
         seen = self._options.limit_bytes + self._beyond_bytes
-        found = _find_plan_needs(guide)
-        if found is not None and found.in_core_bytes < self._counted_bytes:
-            # Other iterations than the guide's need more, or the program holds more.
-            found = Needs(found.enough_bytes)
-        if found is None:
-            grown = 0
-            if self._iterations < 2:  # the next one begins with all that updates make
-                grown = max(0, self._arrays.kept_bytes - self._model_bytes)
-            return Needs(seen + grown)
-        if not self._options.plans_anyway:  # what no plan fits runs without one
-            enough = max(seen, found.plan_bytes or 0)
-            return dataclasses.replace(found, enough_bytes=enough)
-        enough = max(seen, found.enough_bytes + 2 * self._maps.held_bytes)
-        if Action.SWAP in find_planner(self._options.planner).actions:
-            return dataclasses.replace(found, enough_bytes=enough)
-        known = found.plain_bytes is not None  # where every planner has a plan
-        most = found.plain_bytes or found.kept_bytes or 0
-        return dataclasses.replace(
-            found, enough_bytes=max(enough, most), complete=known
+        whole = self._has_seen_step
+        if not whole:
+            grown_bytes = max(0, self._arrays.kept_bytes - self._model_bytes)
+            seen += grown_bytes + self._explainer.find_coming_bytes()
+        found = [_find_plan_needs(guide) for guide in self._guides.values()]
+        known = [needs for needs in found if needs is not None]
+        count = self._iterations
+        if not known or len(known) < len(found):
+            return Needs(seen, count)
+        plain = [needs.plain_bytes for needs in known]
+        needs = Needs(
+            max(seen, *(needs.enough_bytes for needs in known)),
+            count,
+            max(needs.plan_bytes or 0 for needs in known),
+            None if None in plain else max(nbytes or 0 for nbytes in plain),
+            max(needs.kept_bytes or 0 for needs in known),
+            whole and min(self._kinds.values()) >= UPDATES,
         )
+        if needs.in_core_bytes < self._counted_bytes:
+            # Other iterations than the guides' need more, or the program holds more.
+            return Needs(needs.enough_bytes, count, complete=needs.complete)
+        if not self._options.plans_anyway:  # what no plan fits runs without one
+            enough = max(seen, needs.plan_bytes or 0)
+            return dataclasses.replace(needs, enough_bytes=enough)
+        enough = needs.enough_bytes + 2 * self._maps.held_bytes
+        if Action.SWAP not in find_planner(self._options.planner).actions:
+            enough = max(enough, needs.plain_bytes or needs.kept_bytes or 0)
+        return dataclasses.replace(needs, enough_bytes=enough)
 
 
 def _find_plan_needs(guide: Guide | None) -> Needs | None:
@@ -256,12 +297,12 @@ def _find_plan_needs(guide: Guide | None) -> Needs | None:
         least += guide.foreign.nbytes
         in_core = guide.problem.in_core
         plain, kept = in_core.plain_peak_bytes, in_core.peak_bytes
-        return Needs(least, least, plain, kept, True)
+        return Needs(least, 1, least, plain, kept)
     found = guide.forecast
     if found is None:
         return None
     plain, kept = found.plain_bytes, found.kept_bytes
-    return Needs(found.enough_bytes, found.plan_bytes, plain, kept, True)
+    return Needs(found.enough_bytes, 1, found.plan_bytes, plain, kept)
 
 
 def _callers() -> list[types.FrameType]:

@@ -178,6 +178,8 @@ class Planning:
         node (MachinePlans): Shares them with other ranks.
         search (BackgroundSearch): Goes on beside training.
         rule_prices (RulePrices): What rules cost.
+        exceeds_limit (callable): Whether iterations exceed the limit, to find out what
+            does.
     """
 
     def __init__(
@@ -197,6 +199,7 @@ class Planning:
         self.node = MachinePlans(runtime, self.maker)
         self.search = BackgroundSearch()
         self.rule_prices = RulePrices(runtime.options, self.maker)
+        self.exceeds_limit: Callable[[], bool] = lambda: False
 
     @count_time
     def plan(self, guide: Guide) -> None:
@@ -214,6 +217,9 @@ class Planning:
                     'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
                 )
         except InfeasibleError as error:
+            if self.exceeds_limit():  # whose error tells more
+                guide.give_up()
+                return
             seen = (
                 f'That is what plans need: without one, iterations like this have '
                 f'trained inside the limit of {options.limit_bytes} bytes'

@@ -93,5 +93,9 @@ class ModelArrays:
         return self._sum_updates() - self._updates_before
 
     def _sum_updates(self) -> int:
+        return sum(self.find_updates().values())
+
+    def find_updates(self) -> dict[int, int]:
+        """How often each parameter has been updated that may be, by its rule's id."""
         rules = (parameter.update_rule for _, parameter in parameters_of(self._model))
-        return sum(rule.t for rule in rules if rule is not None)
+        return {id(rule): rule.t for rule in rules if rule is not None and rule.enabled}
