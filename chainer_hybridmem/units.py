@@ -13,6 +13,7 @@ from chainer_hybridmem.errors import OptionError
 _PATTERN = re.compile(r'\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
 _PERCENTAGE = re.compile(r'\s*([0-9]*\.?[0-9]+)\s*%\s*')
 _MOST_PERCENT = 1e6
+AUTO, FREE = 'auto', 'free'  # limits that are no size; see docs/guide/run.md
 _FACTORS = {
     '': 1,
     'b': 1,
@@ -62,8 +63,9 @@ def parse_bytes(
             raise OptionError(
                 f'{name} {value!r} is a percentage, and there is nothing yet that it '
                 f'could be a share of: name a size, such as 8GiB. A share of the '
-                f'in-core peak is understood by `hybridmem verify`, and where there is '
-                f'a profile, by `hybridmem plan` and make_plan().'
+                f'in-core peak is understood by `hybridmem run` and `hybridmem '
+                f'verify`, and where there is a profile, by `hybridmem plan` and '
+                f'make_plan().'
             )
         return max(least, int(whole_bytes * share))
     example = "'16GiB' (2**30) or '16GB' (10**9)"
@@ -93,10 +95,12 @@ def _parse(
         match = _PATTERN.fullmatch(value)
         factor = _FACTORS.get(match.group(2).lower()) if match else None
         if match is None or factor is None:
-            raise OptionError(
-                f'{name} {value!r} is not a {what}; write bytes or a number with a '
-                f'unit such as {example}.'
-            )
+            point = value.replace(',', '.')
+            if point != value and _PATTERN.fullmatch(point):
+                hint = f'. Did you mean {point.strip()!r}?'
+            else:
+                hint = f'; write bytes or a number with a unit such as {example}.'
+            raise OptionError(f'{name} {value!r} is not a {what}{hint}')
         number = float(match.group(1)) * factor
     else:
         try:
@@ -131,6 +135,22 @@ def format_bytes(nbytes: float, digits: int = 1) -> str:
             return f'{size:.0f} B' if unit == 'B' else f'{size:.{digits}f} {unit}'
         size /= 1024
     return f'{size:.{digits + 1}f} TiB'
+
+
+def name_enough(nbytes: int) -> str:
+    """At least so many bytes, as an option takes them: ``'27.2MiB'``.
+
+    Args:
+        nbytes: Rounded up to three digits.
+    """
+    factor, units = 1, ('B', 'KiB', 'MiB', 'GiB', 'TiB')
+    for unit in units:
+        digits = 0 if unit == 'B' else max(0, 3 - len(str(nbytes // factor)))
+        scaled = -(-nbytes * 10**digits // factor)
+        if scaled < 1024 * 10**digits or unit == units[-1]:
+            break
+        factor *= 1024
+    return f'{scaled / 10**digits:.{digits}f}{unit}'
 
 
 def format_apart(*sizes: float) -> list[str]:

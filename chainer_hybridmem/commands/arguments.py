@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.rows import in_core_row
 from chainer_hybridmem.units import (
     format_apart,
+    AUTO,
+    FREE,
     is_percentage,
     parse_bandwidth,
     parse_bytes,
@@ -126,8 +129,16 @@ def rule(text: str) -> tuple[str, str]:
 
 
 def limit_of_run(text: str) -> str:
-    """Checks the limit of a program: a size, a percentage or ``auto``."""
-    return text if text == 'auto' else Limit(text).text
+    """Checks the limit of a program: a size, a percentage, ``auto`` or ``free``."""
+    words = AUTO, FREE
+    if text in words:
+        return text
+    close = difflib.get_close_matches(text.strip().lower(), words, 1)
+    if close:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a limit. Did you mean {close[0]}?'
+        )
+    return Limit(text).text
 
 
 class Limit:
@@ -180,7 +191,7 @@ def find_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
     found = {}
     for action in parser._actions:
         flag = next((s for s in action.option_strings if s.startswith('--')), None)
-        if flag is not None and action.dest not in OF_NETWORKS:
+        if flag is not None and action.dest not in (*OF_NETWORKS, 'help'):
             found[action.dest] = found[flag[2:].replace('-', '_')] = flag
     return found
 

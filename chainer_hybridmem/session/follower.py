@@ -34,10 +34,11 @@ from chainer_hybridmem.chainer_access.beginnings import Beginnings
 from chainer_hybridmem.chainer_access.models import name_device
 from chainer_hybridmem.errors import SessionError, in_flags, use_flags
 from chainer_hybridmem.session.iterations.overrun import Needs
-from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
+from chainer_hybridmem.session.limit_finder import LimitFinder
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.session import Session, active_session, optimize
 from chainer_hybridmem.units import (
+    AUTO,
     format_apart,
     format_bytes,
     format_count,

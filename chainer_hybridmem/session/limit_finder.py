@@ -24,9 +24,8 @@ from chainer_hybridmem.session.guides.forecast import forecast, with_spare
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
-from chainer_hybridmem.units import format_bytes, is_percentage, parse_bytes
+from chainer_hybridmem.units import AUTO, format_bytes, is_percentage, parse_bytes
 
-AUTO = 'auto'
 MOST_COST = 0.1  # of the time of plain Chainer
 ITERATIONS = 30  # are recorded at most, until a step has repeated
 HALVINGS = 6  # of the range in which the least limit lies

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.errors import use_flags
+from chainer_hybridmem.errors import fold, use_flags
 
 if TYPE_CHECKING:
     from chainer_hybridmem.session.follower import Follower
@@ -56,6 +56,7 @@ class Settings:
         folder (str or None): Where processes tell of themselves.
         first (int): The process that ``run`` is in.
         flags (dict or None): As for ``errors.use_flags``.
+        all_frames (bool): Whether tracebacks keep the frames of this package.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Settings:
         folder: str | None = None,
         first: int = 0,
         flags: dict[str, str] | None = None,
+        all_frames: bool = False,
     ) -> None:
         self.memory_limit = memory_limit
         self.options = options or {}
@@ -77,6 +79,7 @@ class Settings:
         self.folder = folder
         self.first = first
         self.flags = flags or {}
+        self.all_frames = all_frames
 
     def to_text(self) -> str:
         """The value of the variable."""
@@ -110,6 +113,7 @@ class Process:
         self._name: str | None = None  # of the file that says that it trains
         self._ended = False
         self._error = ''
+        self._printed = 0  # identity of an error whose traceback Chainer has printed
         self._exit = os._exit
 
     @property
@@ -162,6 +166,8 @@ class Process:
         # What is imported by now stays: collections need not look at it each time.
         gc.freeze()
         threading.excepthook = _Explaining(self, threading.excepthook)
+        trainer: Any = importlib.import_module('chainer.training.trainer')
+        trainer.traceback = _Printing(self.print_folded)
         if self._alone:
             sys.excepthook = _Explaining(self, sys.excepthook)
 
@@ -187,10 +193,10 @@ class Process:
             try:
                 run()
             except BaseException as error:
-                shown = self.explain(error)
+                shown = self.present(self.explain(error))
                 if shown is error:
                     raise
-                raise shown from error
+                raise shown from shown.__cause__
             finally:
                 self.end()
 
@@ -238,6 +244,26 @@ class Process:
             line = ' '.join(str(shown).split())
             self._error = f'{type(shown).__name__}: {line}' if line else repr(shown)
         return shown
+
+    def present(self, error: BaseException) -> BaseException:
+        """An error as it is printed: with one traceback; see :func:`.errors.fold`."""
+        cause = error.__cause__
+        if not self.settings.all_frames:
+            fold(error)
+            if self._printed and self._printed in (id(error), id(cause)):
+                error.__traceback__ = None
+        return error
+
+    def print_folded(self, trace: Any) -> None:
+        """Prints the traceback of an error that is being handled, as a Trainer does."""
+        import traceback
+
+        error = sys.exc_info()[1]
+        if error is not None and not self.settings.all_frames:
+            trace = fold(error).__traceback__
+            if isinstance(error, MemoryError):
+                self._printed = id(error)
+        traceback.print_tb(trace)
 
     def _end_and_exit(self, status: int) -> None:
         """In place of ``os._exit``."""
@@ -345,6 +371,17 @@ def _lives(number: str) -> bool:
     return True
 
 
+class _Printing:
+    """In place of the module ``traceback`` in that of Trainer.
+
+    Args:
+        print_tb (callable): Gets a traceback.
+    """
+
+    def __init__(self, print_tb: Callable[[Any], None]) -> None:
+        self.print_tb = print_tb
+
+
 class _Explaining:
     """In place of ``sys.excepthook`` or that of threads.
 
@@ -359,14 +396,14 @@ class _Explaining:
 
     def __call__(self, *args: Any) -> None:
         if len(args) == 3:
-            shown = self._process.explain(args[1])
+            shown = self._process.present(self._process.explain(args[1]))
             self._hook(type(shown), shown, shown.__traceback__)
             return
         (of_thread,) = args
         if of_thread.exc_value is None:
             self._hook(of_thread)
             return
-        shown = self._process.explain(of_thread.exc_value)
+        shown = self._process.present(self._process.explain(of_thread.exc_value))
         told = type(shown), shown, shown.__traceback__, of_thread.thread
         self._hook(threading.ExceptHookArgs(told))
 
