@@ -13,6 +13,7 @@ from chainer_hybridmem.errors import OptionError
 _PATTERN = re.compile(r'\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
 _PERCENTAGE = re.compile(r'\s*([0-9]*\.?[0-9]+)\s*%\s*')
 _MOST_PERCENT = 1e6
+_LEAST_LIMIT_BYTES = 2**16  # no model trains in less
 AUTO, FREE = 'auto', 'free'  # limits that are no size; see docs/guide/run.md
 _FACTORS = {
     '': 1,
@@ -70,6 +71,24 @@ def parse_bytes(
         return max(least, int(whole_bytes * share))
     example = "'16GiB' (2**30) or '16GB' (10**9)"
     return int(_parse(value, name, 'size', example, least))
+
+
+def parse_limit(value: str | int | float, name: str = 'memory_limit') -> int:
+    """Turns the memory limit of a device into bytes.
+
+    Raises:
+        OptionError: If it is no size, or a number that must have been meant with a unit.
+    """
+    bare = not isinstance(value, str) or value.strip().replace('.', '', 1).isdigit()
+    number = 0.0 if not bare or isinstance(value, bool) else _parse(value, name, '', '', 0)
+    if 0 < number < 1:
+        value = f'{number:.0%}'  # a share: that it is none is said below
+    elif 1 <= number < _LEAST_LIMIT_BYTES:
+        unit = 'GiB' if number <= 512 else 'MiB'
+        raise OptionError(
+            f'{name} is {value!r}, which are bytes. Did you mean {f"{number:g}{unit}"!r}?'
+        )
+    return parse_bytes(value, name)
 
 
 def is_percentage(value: object) -> bool:
@@ -137,8 +156,8 @@ def format_bytes(nbytes: float, digits: int = 1) -> str:
     return f'{size:.{digits + 1}f} TiB'
 
 
-def name_enough(nbytes: int) -> str:
-    """At least so many bytes, as an option takes them: ``'27.2MiB'``.
+def format_enough(nbytes: int) -> str:
+    """At least so many bytes, for people and :func:`parse_bytes`: ``'27.2 MiB'``.
 
     Args:
         nbytes: Rounded up to three digits.
@@ -150,7 +169,7 @@ def name_enough(nbytes: int) -> str:
         if scaled < 1024 * 10**digits or unit == units[-1]:
             break
         factor *= 1024
-    return f'{scaled / 10**digits:.{digits}f}{unit}'
+    return f'{scaled / 10**digits:.{digits}f} {unit}'
 
 
 def format_apart(*sizes: float) -> list[str]:

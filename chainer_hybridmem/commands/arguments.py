@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.rows import in_core_row
 from chainer_hybridmem.units import (
-    format_apart,
     AUTO,
     FREE,
+    format_apart,
     is_percentage,
     parse_bandwidth,
     parse_bytes,
+    parse_limit,
 )
 
 if TYPE_CHECKING:
@@ -138,7 +139,13 @@ def limit_of_run(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not a limit. Did you mean {close[0]}?'
         )
-    return Limit(text).text
+    limit = Limit(text)
+    if not limit.is_share:
+        try:
+            parse_limit(limit.text, 'it')
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return limit.text
 
 
 class Limit:

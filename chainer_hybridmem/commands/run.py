@@ -307,7 +307,8 @@ def tell_error(error: BaseException, process: starting.Process) -> int:
     for part in chain_of(error):
         leave_out_frames(part, OWN_FILES.__contains__)
     shown = process.present(error)
-    sys.excepthook(type(shown), shown, shown.__traceback__)
+    if not process.is_printed(shown):
+        sys.excepthook(type(shown), shown, shown.__traceback__)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 

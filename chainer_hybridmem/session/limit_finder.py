@@ -24,7 +24,7 @@ from chainer_hybridmem.session.guides.forecast import forecast, with_spare
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
-from chainer_hybridmem.units import AUTO, format_bytes, is_percentage, parse_bytes
+from chainer_hybridmem.units import AUTO, FREE, format_bytes, is_percentage, parse_bytes
 
 MOST_COST = 0.1  # of the time of plain Chainer
 ITERATIONS = 30  # are recorded at most, until a step has repeated
@@ -74,7 +74,7 @@ class LimitFinder:
         self._profile = None if profile is None else os.path.abspath(profile)
         self._share = is_percentage(memory_limit)
         self.limit_bytes: int | None = None
-        if not (self._share or memory_limit in (None, AUTO)):
+        if not (self._share or memory_limit in (None, AUTO, FREE)):
             self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         self.in_core_bytes: int | None = None
         self.in_core_seconds: float | None = None

@@ -113,7 +113,7 @@ class Process:
         self._name: str | None = None  # of the file that says that it trains
         self._ended = False
         self._error = ''
-        self._printed = 0  # identity of an error whose traceback Chainer has printed
+        self._printed = 0  # identity of the error that a Trainer has printed
         self._exit = os._exit
 
     @property
@@ -247,12 +247,17 @@ class Process:
 
     def present(self, error: BaseException) -> BaseException:
         """An error as it is printed: with one traceback; see :func:`.errors.fold`."""
-        cause = error.__cause__
-        if not self.settings.all_frames:
-            fold(error)
-            if self._printed and self._printed in (id(error), id(cause)):
-                error.__traceback__ = None
+        if self.settings.all_frames:
+            return error
+        is_cause = self._printed == id(error.__cause__)
+        fold(error)
+        if is_cause:
+            error.__traceback__ = None
         return error
+
+    def is_printed(self, error: BaseException) -> bool:
+        """Whether a Trainer has printed all of it."""
+        return self._printed == id(error)
 
     def print_folded(self, trace: Any) -> None:
         """Prints the traceback of an error that is being handled, as a Trainer does."""
