@@ -273,6 +273,8 @@ def add_memory(group: Any) -> None:
         group, '--device', 'default auto: cuda where there is a GPU', 'auto'
     )
     add_copies(group)
+    add_cross_iteration(group)
+    add_splitting(group)
 
 
 def add_copies(group: Any) -> None:

@@ -40,12 +40,13 @@ from chainer_hybridmem.errors import (
     use_flags,
 )
 from chainer_hybridmem.execution.verifier import Verdict
+from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.session.iterations.overrun import Needs
 from chainer_hybridmem.session.limit_finder import LimitFinder
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.session import Session, active_session, optimize
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.setting.runtime import FreeMemory
+from chainer_hybridmem.session.setting.runtime import FreeMemory, SessionRules
 from chainer_hybridmem.units import (
     AUTO,
     FREE,
@@ -81,6 +82,9 @@ class Follower:
         report: File for the page of the last session; None for no file.
         profile: File for the iteration that is recorded first; None for no file.
         count_sharers: Tells how many processes share a limit that is a size.
+
+    Attributes:
+        refused (bool): Whether a session could not begin.
     """
 
     def __init__(
@@ -107,7 +111,7 @@ class Follower:
         self._sharers = 1
         self._free: FreeMemory | None = None  # when the first session has begun
         self._own = False  # the program has a session itself
-        self._refused = False  # no session could begin
+        self.refused = False
         self._failed = False  # the program has ended with an error
         self._backwards = 0  # of no session
         self._needs: Needs | None = None  # what the last session lacked
@@ -198,9 +202,9 @@ class Follower:
         self._step_back(active_session() is not None)
         models = self._find_models()
         if models and not self._own:
-            self._refused = True
+            self.refused = True
             self._enter(models)
-            self._refused = False
+            self.refused = False
 
     def _enter(self, models: list[chainer.Link]) -> None:
         session = self._make_session(models)
@@ -213,6 +217,8 @@ class Follower:
 
     def _make_session(self, models: list[chainer.Link]) -> Session | None:
         """The next session around these models; None if there is no limit."""
+        if self._options.get('rules'):  # what finds a limit may not know them
+            SessionRules(check_rules(self._options['rules']), one_model(models))
         if self._asked == FREE and self._free is None:
             self._take_free(models)
         finder = self._finder
@@ -413,7 +419,7 @@ class Follower:
     def _find_reason(self) -> str:
         if self._own:
             return 'the program has a session of its own'
-        if self._refused:
+        if self.refused:
             return 'a session was refused, as the error says'
         if self._optimizers:
             if self._finder.has_begun:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.errors import fold, use_flags
+from chainer_hybridmem.errors import OptionError, fold, use_flags
 
 if TYPE_CHECKING:
     from chainer_hybridmem.session.follower import Follower
@@ -251,8 +251,9 @@ class Process:
             return error
         is_cause = self._printed == id(error.__cause__)
         fold(error)
-        if is_cause:
-            error.__traceback__ = None
+        refused = self.follower is not None and self.follower.refused
+        if is_cause or (refused and isinstance(error, OptionError)):
+            error.__traceback__ = None  # it is printed, or says nothing about it
         return error
 
     def is_printed(self, error: BaseException) -> bool:

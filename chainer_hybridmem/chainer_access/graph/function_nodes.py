@@ -68,6 +68,16 @@ def function_name(function: Any) -> str:
     return type(target(function)).__name__
 
 
+def known_functions() -> set[str]:
+    """Names of all kinds of functions that have been imported, as function_name has."""
+    found: set[type] = set()
+    left: list[type] = [chainer.FunctionNode, chainer.Function]
+    while left:
+        left += (new := set(left.pop().__subclasses__()) - found)
+        found |= new
+    return {kind.__name__ for kind in found}
+
+
 def name_and_arrays(function: Any) -> tuple[str, ...]:
     """Name of the class, and of arrays that it has before its forward, as a mask.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import chainer
 
+from chainer_hybridmem.chainer_access.graph.function_nodes import known_functions
 from chainer_hybridmem.chainer_access.models import device_of, name_device
 from chainer_hybridmem.chainer_access.owners import model_arrays
 from chainer_hybridmem.devices import measure_free, open_device, parse_device
@@ -17,7 +18,12 @@ from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
 from chainer_hybridmem.planners import find_planner
 from chainer_hybridmem.records.profile import Phase, Profile
-from chainer_hybridmem.records.rules import Rules, check_names, names_of
+from chainer_hybridmem.records.rules import (
+    Rules,
+    check_names,
+    check_spelling,
+    names_of,
+)
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.ranks import Ranks, open_ranks
@@ -132,6 +138,8 @@ class SessionRules:
         self._rules = rules
         self._paths = {path for path, _ in model.namedlinks() if path != '/'}
         self._met: set[str] = set()  # patterns that have named something
+        if rules:
+            check_spelling(rules, self._paths, known_functions())
 
     def choose(self, profile: Profile) -> Rules:
         """Those rules that name a function of an iteration.
