@@ -6,6 +6,8 @@ and produced only here. ``GiB`` and ``G`` are 2**30, ``GB`` is 10**9.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 
 from chainer_hybridmem.errors import OptionError
@@ -79,14 +81,14 @@ def parse_limit(value: str | int | float, name: str = 'memory_limit') -> int:
     Raises:
         OptionError: If it is no size, or a number that must have been meant with a unit.
     """
-    bare = not isinstance(value, str) or value.strip().replace('.', '', 1).isdigit()
-    number = 0.0 if not bare or isinstance(value, bool) else _parse(value, name, '', '', 0)
-    if 0 < number < 1:
-        value = f'{number:.0%}'  # a share: that it is none is said below
-    elif 1 <= number < _LEAST_LIMIT_BYTES:
+    number = math.nan
+    with contextlib.suppress(ValueError):
+        number = float(str(value))
+    if 0 < number < _LEAST_LIMIT_BYTES:
         unit = 'GiB' if number <= 512 else 'MiB'
+        meant = f'{number:.0%}' if number < 1 else f'{number:g}{unit}'
         raise OptionError(
-            f'{name} is {value!r}, which are bytes. Did you mean {f"{number:g}{unit}"!r}?'
+            f'{name} is {value!r}, which is in bytes. Did you mean {meant!r}?'
         )
     return parse_bytes(value, name)
 

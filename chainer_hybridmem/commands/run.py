@@ -314,11 +314,11 @@ def tell_error(error: BaseException, process: starting.Process) -> int:
 
 def name_interrupted_import(error: BaseException) -> str | None:
     """What a program was importing when Ctrl-C came; None if it was not."""
-    trace = error.__traceback__ if isinstance(error, KeyboardInterrupt) else None
+    trace = error.__traceback__
     while trace is not None:
-        known = trace.tb_frame.f_globals
-        if getattr(known.get('__spec__'), '_initializing', False):
-            return str(known['__name__'])
+        spec = trace.tb_frame.f_globals.get('__spec__')
+        if spec is not None and spec.name not in sys.modules:  # it has been taken out
+            return str(spec.name)
         trace = trace.tb_next
     return None
 

@@ -348,10 +348,10 @@ class Process:
         elif not elsewhere:
             found = ['the limit was not applied: the program has not imported Chainer']
         for pid, lines, error in children:
-            if lines:
-                found.append(f'process {pid}: {"; ".join(lines)}')
             if error:
                 found.append(f'process {pid} has ended with {error}')
+            if lines:
+                found.append(f'process {pid}: {"; ".join(lines)}')
         return found
 
     def _read_children(self) -> list[tuple[int, list[str], str]]:
@@ -426,7 +426,7 @@ def begin(settings: Settings, alone: bool = False) -> Process:
     """
     global _process
     if _process is not None:
-        _process.settings = Settings()
+        _process.settings = Settings(all_frames=True)  # it leaves errors alone, too
     _process = Process(settings, alone)
     _process.begin()
     return _process
