@@ -79,7 +79,7 @@ def parse_limit(value: str | int | float, name: str = 'memory_limit') -> int:
     """Turns the memory limit of a device into bytes.
 
     Raises:
-        OptionError: If it is no size, or a number that must have been meant with a unit.
+        OptionError: If it is no size, or must have been meant with a unit.
     """
     number = math.nan
     with contextlib.suppress(ValueError):

@@ -198,7 +198,9 @@ class _Parser(argparse.ArgumentParser):
         if os.path.isfile(word) or word.endswith('.py'):
             self.error(f'{word} is no command. Did you mean: {self.prog} run {word}')
         close = difflib.get_close_matches(word, names, 1)
-        hint = f'Did you mean {close[0]}?' if close else f'There are {", ".join(names)}.'
+        hint = f'There are {", ".join(names)}.'
+        if close:
+            hint = f'Did you mean {close[0]}?'
         self.error(f'there is no command {word!r}. {hint}')
 
     def _suggest(self, flag: str) -> str:
@@ -209,8 +211,10 @@ class _Parser(argparse.ArgumentParser):
         return f'; {self.prog} --help names them'
 
     def error(self, message: str) -> NoReturn:
-        if message.endswith('expected one argument'):
-            message += '; one that begins with - has = before it: --batch-arg=--size'
+        lacking = re.match(r'argument .*?(--?[\w-]+): expected one argument', message)
+        if lacking:
+            flag = lacking[1]
+            message += f'; one that begins with - has = before it: {flag}=-VALUE'
         if message.startswith('the following arguments are required'):
             message += f'; {self.prog} --help says more'
         self.exit(2, f'{self.prog}: error: {printable(message)}\n')

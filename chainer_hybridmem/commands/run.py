@@ -39,7 +39,8 @@ class RunCommand(base.Command):
 
     Chainer is repaired for today's Python and NumPy when the program imports it. With a
     limit, a session is around whatever the program trains. Three lines at the end tell
-    peak, limit and time, or why there was no limit. See docs/guide/run.md.
+    peak, limit and time, or why there was no limit; one more tells what to run next
+    where the limit was too small. See docs/guide/run.md.
     """
 
     name = 'run'
@@ -51,8 +52,9 @@ class RunCommand(base.Command):
             type=arguments.limit_of_run,
             metavar='SIZE',
             help='such as 8GiB; 60%% of the in-core peak, which the first iterations '
-            'show; or auto: the least limit that is predicted to cost at most 10%% of '
-            'the time; without it, Chainer is repaired and nothing else',
+            'show; auto: the least limit that is predicted to cost at most 10%% of the '
+            'time; or free: what the device has left; without it, Chainer is repaired '
+            'and nothing else',
         )
         arguments.add_planner(parser)
         group = parser.add_argument_group('what a session is told')
@@ -298,16 +300,20 @@ def is_python(path: str) -> bool:
     return first.startswith(b'#!') and b'python' in first
 
 
-def tell_error(error: BaseException, process: starting.Process) -> int:
+def tell_error(error: BaseException, process: starting.Process | None = None) -> int:
     """Prints the error that a program has ended with, as Python does.
+
+    Args:
+        error: Its frames that run the program are left out.
+        process: Of a run, whose session may explain it.
 
     Returns:
         int: Exit status.
     """
     for part in chain_of(error):
         leave_out_frames(part, OWN_FILES.__contains__)
-    shown = process.present(error)
-    if not process.is_printed(shown):
+    shown = error if process is None else process.present(error)
+    if process is None or not process.is_printed(shown):
         sys.excepthook(type(shown), shown, shown.__traceback__)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 

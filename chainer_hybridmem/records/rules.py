@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -224,10 +225,9 @@ def check_spelling(rules: Rules, links: Iterable[str], functions: set[str]) -> N
     for rule in rules:
         pattern = rule.pattern.partition('@')[0]
         matches = re.compile(fnmatch.translate(pattern)).match
-        known = (*paths, *functions, *(f'/{name}' for name in functions))
-        if any(map(matches, known)) or any(
-            matches(f'{path.rstrip("/")}/{name}') for path in paths for name in functions
-        ):
+        places = ('', *(path.rstrip('/') for path in paths))
+        inside = (f'{place}/{name}' for place in places for name in functions)
+        if any(map(matches, itertools.chain(paths, functions, inside))):
             continue
         layers = {path.strip('/') for path in paths if '@' not in path}
         close = _closest(pattern, layers, 0.75)

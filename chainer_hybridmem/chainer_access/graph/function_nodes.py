@@ -73,7 +73,8 @@ def known_functions() -> set[str]:
     found: set[type] = set()
     left: list[type] = [chainer.FunctionNode, chainer.Function]
     while left:
-        left += (new := set(left.pop().__subclasses__()) - found)
+        new: set[type] = set(left.pop().__subclasses__()) - found
+        left += new
         found |= new
     return {kind.__name__ for kind in found}
 
