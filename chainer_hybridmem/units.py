@@ -166,9 +166,11 @@ def format_enough(nbytes: int) -> str:
     """
     factor, units = 1, ('B', 'KiB', 'MiB', 'GiB', 'TiB')
     for unit in units:
-        digits = 0 if unit == 'B' else max(0, 3 - len(str(nbytes // factor)))
-        scaled = -(-nbytes * 10**digits // factor)
-        if scaled < 1024 * 10**digits or unit == units[-1]:
+        for digits in (0,) if unit == 'B' else (2, 1, 0):
+            scaled = -(-nbytes * 10**digits // factor)
+            if scaled < 1000:
+                break
+        if scaled < 1024 or unit == units[-1]:
             break
         factor *= 1024
     return f'{scaled / 10**digits:.{digits}f} {unit}'

@@ -26,7 +26,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
@@ -70,6 +70,26 @@ class _Off:
 
     def __repr__(self) -> str:
         return 'False'
+
+
+class _Refusal(NamedTuple):
+    """What an error says that is not to be kept: its frames hold arrays.
+
+    Attributes:
+        needed_bytes (int): That would have been enough there.
+        of_host (bool): Whether host copies had no room.
+    """
+
+    needed_bytes: int
+    of_host: bool
+
+    @classmethod
+    def of(cls, error: BaseException | None, session: Session) -> _Refusal | None:
+        """None if nothing was refused."""
+        if not isinstance(error, OutOfMemoryError):
+            return None
+        of_host = error.limit_bytes != session.limit_bytes
+        return cls(error.used_bytes + error.requested_bytes, of_host)
 
 
 class Follower:
@@ -117,7 +137,7 @@ class Follower:
         self._needs: Needs | None = None  # what the last session lacked
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._exceeded = False  # whether one was, by a session
-        self._refused_bytes = 0  # that what did not fit needs, where no more is known
+        self._refusal: _Refusal | None = None  # the last one
         self._unwritten = ''  # why there is no page
         self._static = _Off()  # see [static graphs]
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
@@ -305,11 +325,11 @@ class Follower:
         try:
             if self._thread is here or not self._thread.is_alive():
                 session.__exit__(kind, error, trace)
-            self._note_refusal(error)
+            self._refusal = _Refusal.of(error, session) or self._refusal
             if session is not finding and not isinstance(error, MemoryError):
                 self._caught = session.exceeded or self._caught
         except OutOfMemoryError as explained:
-            self._note_refusal(explained)
+            self._refusal = _Refusal.of(explained, session)
             raise
         finally:
             if session is not finding:
@@ -319,10 +339,6 @@ class Follower:
                 if session.verdict is not None:
                     self._verdicts.append(session.verdict)
                 self._write_report(session)
-
-    def _note_refusal(self, error: BaseException | None) -> None:
-        if isinstance(error, OutOfMemoryError):
-            self._refused_bytes = error.used_bytes + error.requested_bytes
 
     def _write_report(self, session: Session) -> None:
         """A page that cannot be written changes nothing of how the program ends."""
@@ -343,7 +359,7 @@ class Follower:
         self._figures, self._backwards = [], 0
         self._verdicts = []
         self._caught, self._exceeded = '', False
-        self._needs, self._refused_bytes = None, 0
+        self._needs = self._refusal = None
         self._static.asked = False
         self._report = report
         self._renew_finder()
@@ -376,6 +392,8 @@ class Follower:
             lines.append('@static_graph was off: what a schedule keeps cannot leave')
         if self._finder.lacks_profile:
             lines.append(f'no profile: {self._find_reason()}')
+        if self._finder.unsaved:
+            lines.append(f'no profile: {self._finder.unsaved}')
         if self._options.get('verify') and self._figures:
             lines.append(self._describe_verified())
         if self._unwritten:
@@ -396,24 +414,27 @@ class Follower:
         )
 
     def _describe_remedy(self) -> list[str]:
-        """What to run next, where the limit was too small."""
+        """What to run next, where a limit was too small."""
         needs = self._needs if self._exceeded else None
-        nbytes = self._refused_bytes if needs is None else needs.named_bytes
-        if not nbytes:
+        refusal = self._refusal
+        if needs is not None:
+            nbytes = needs.named_bytes
+            told = 'will do'
+            if not needs.complete:
+                told = 'did for what has run; more may be needed'
+        elif refusal is not None:
+            nbytes, told = refusal.needed_bytes, 'or more is needed'
+        else:
             return []
         size = format_enough(nbytes * self._sharers)
         wanted = size.replace(' ', '')
+        if refusal is not None and refusal.of_host:
+            return [f'{size} {told} on the host: --host-limit {wanted}']
+        if self._asked == FREE:
+            return [f'{size} {told}, and so much is not free: lower the batch size']
         plain_bytes = self._finder.in_core_bytes
         if is_percentage(self._asked) and plain_bytes and nbytes <= plain_bytes:
             wanted = f'{math.ceil(100 * nbytes / plain_bytes)}%'
-        if needs is None:
-            told = 'or more is needed'
-        elif needs.complete:
-            told = 'will do'
-        else:
-            told = 'did for what has run; more may be needed'
-        if self._asked == FREE:
-            return [f'{size} {told}, and so much is not free: lower the batch size']
         return [f'{size} {told}: --memory-limit {wanted}']
 
     def _find_reason(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.errors import InfeasibleError, SessionError
+from chainer_hybridmem.errors import FormatError, InfeasibleError, SessionError
 from chainer_hybridmem.planners import DEFAULT, check_options, make_plan, options_of
 from chainer_hybridmem.records import library
 from chainer_hybridmem.session.guides.forecast import forecast, with_spare
@@ -60,6 +60,7 @@ class LimitFinder:
         is_over (bool): Whether there is nothing to find any more.
         reason (str): Why there is no limit although one was asked for.
         has_begun (bool): Whether an iteration that is to show it has.
+        unsaved (str): Why the profile could not be written; empty if it could.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class LimitFinder:
         self.in_core_bytes: int | None = None
         self.in_core_seconds: float | None = None
         self.has_begun = False
+        self.unsaved = ''
         records = memory_limit == AUTO or profile is not None
         self.is_over = not (self._share or records)
         self.reason = (
@@ -147,7 +149,10 @@ class LimitFinder:
 
     def _take_recorded(self, recorded: RecordedProgram) -> None:
         if self._profile is not None:
-            library.save(recorded.find_largest().profile, self._profile)
+            try:
+                library.save(recorded.find_largest().profile, self._profile)
+            except FormatError as error:  # training goes on
+                self.unsaved = str(error)
         if self._asked == AUTO:
             least = find_least_limit(recorded, self._options)
             peak = recorded.find_peak()

@@ -256,6 +256,16 @@ def test_a_report_that_cannot_be_written_leaves_the_exit_status(folder, kind):
     assert re.match(r'hybridmem: no report: .*run.html cannot be written: ', err[-1])
 
 
+def test_a_profile_that_cannot_be_written_ends_nothing(folder):
+    (folder / 'files').mkdir()
+    source = PROGRAM.replace('import gc', "import gc, os\nos.rmdir('files')")
+    (folder / 'program.py').write_text(source.replace('range(6)', 'range(12)'))
+    status, out, err = run(folder, '--profile', 'files/p.json', 'program.py')
+    assert (status, len(out)) == (7, 13)
+    assert len(err) == 1
+    assert re.match(r'hybridmem: no profile: .*p.json cannot be written: ', err[0])
+
+
 def test_ctrl_c_while_importing_is_one_line(folder):
     (folder / 'models.py').write_text(
         'import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport chainer'

@@ -308,6 +308,17 @@ def test_what_does_not_fit_and_shows_nothing_is_told_with_what_it_needs(monkeypa
     assert needed <= parse_bytes(told[1]) <= 1.01 * needed
 
 
+def test_host_copies_without_room_are_told_with_what_they_need():
+    told = {'planner': 'swap-all', 'host_limit': '300kB'}
+    follower = Follower(4_200_000, told)
+    with pytest.raises(hybridmem.InfeasibleError) as caught, follower:
+        one_model()
+    *_, last = follower.describe()
+    named = re.fullmatch(r'.* or more is needed on the host: --host-limit (\S+)', last)
+    needed = caught.value.requested_bytes
+    assert needed <= parse_bytes(named[1]) <= 1.01 * needed
+
+
 @pytest.mark.parametrize('verify', [2, 0])
 def test_what_was_verified_is_told(verify):
     with Follower(LIMIT, {'planner': 'hybrid', 'verify': verify}) as follower:

@@ -166,6 +166,11 @@ class Options:
         self.host_limit_bytes = host_limit_bytes(self.host_limit, self.swap_dir)
         if self.communicator is not None:
             check_communicator(self.communicator)
+            if self.memory_limit == FREE:
+                raise OptionError(
+                    f'memory_limit is {FREE!r}, which is another size for each rank; '
+                    f'name one for all, such as 8GiB.'
+                )
         if self.host_limit_bytes is not None:
             self.host_limit_bytes //= self.ranks_per_node
         for name in ('link_bandwidth', 'disk_bandwidth'):
