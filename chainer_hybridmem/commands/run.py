@@ -165,9 +165,10 @@ def find_misplaced(args: argparse.Namespace) -> list[str]:
     found = [word for word in words if word in args.flags.values()]
     if not found:
         return []
+    program = f'-m {args.program}' if args.is_module else args.program
     return [
         f'{args.program} has got {" and ".join(found)}: what is for hybridmem stands '
-        f'before the program: hybridmem run {" ... ".join(found)} ... {args.program}'
+        f'before the program: hybridmem run {" ... ".join(found)} ... {program}'
     ]
 
 

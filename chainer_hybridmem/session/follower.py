@@ -138,6 +138,7 @@ class Follower:
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._exceeded = False  # whether one was, by a session
         self._refusal: _Refusal | None = None  # the last one
+        self._lacked = False  # memory was short before there was a limit
         self._unwritten = ''  # why there is no page
         self._static = _Off()  # see [static graphs]
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
@@ -322,6 +323,8 @@ class Follower:
         if session is None:
             return
         here = threading.current_thread()
+        unlimited = session is finding and self._finder.is_found
+        self._lacked = unlimited and isinstance(error, MemoryError)
         try:
             if self._thread is here or not self._thread.is_alive():
                 session.__exit__(kind, error, trace)
@@ -415,6 +418,8 @@ class Follower:
 
     def _describe_remedy(self) -> list[str]:
         """What to run next, where a limit was too small."""
+        if self._lacked:
+            return ['without a limit it does not fit: --memory-limit free']
         needs = self._needs if self._exceeded else None
         refusal = self._refusal
         if needs is not None:

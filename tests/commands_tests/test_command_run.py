@@ -268,7 +268,8 @@ def test_a_profile_that_cannot_be_written_ends_nothing(folder):
 
 def test_ctrl_c_while_importing_is_one_line(folder):
     (folder / 'models.py').write_text(
-        'import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport chainer'
+        'import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n'
+        'signal.raise_signal(signal.SIGINT)\nimport chainer'
     )
     (folder / 'program.py').write_text('import models')
     for limit in ((), ('--memory-limit', '1GB')):

@@ -319,6 +319,15 @@ def test_host_copies_without_room_are_told_with_what_they_need():
     assert needed <= parse_bytes(named[1]) <= 1.01 * needed
 
 
+@pytest.mark.parametrize('limit', ['60%', 'auto'])
+def test_what_does_not_fit_without_a_limit_is_told_of_the_one_that_helps(limit):
+    follower = Follower(limit, {})
+    with pytest.raises(MemoryError), follower:
+        one_model(1)
+        raise MemoryError
+    assert follower.describe()[-1].endswith('does not fit: --memory-limit free')
+
+
 @pytest.mark.parametrize('verify', [2, 0])
 def test_what_was_verified_is_told(verify):
     with Follower(LIMIT, {'planner': 'hybrid', 'verify': verify}) as follower:
