@@ -326,8 +326,12 @@ class Process:
         if lines or (follower is not None and self._error):
             import json
 
-            with open(f'{self._name}.told', 'w', encoding='utf-8') as file:
-                json.dump([os.getpid(), lines, self._error], file)
+            text = json.dumps([os.getpid(), lines, self._error])
+            with (
+                contextlib.suppress(OSError),  # a full disk
+                open(f'{self._name}.told', 'w', encoding='utf-8') as file,
+            ):
+                file.write(text)
         with contextlib.suppress(OSError):
             os.remove(self._name)
 
@@ -363,7 +367,10 @@ class Process:
             for name in sorted(os.listdir(folder)):
                 if name.endswith('.told'):
                     path = os.path.join(folder, name)
-                    with open(path, encoding='utf-8') as file:
+                    with (
+                        contextlib.suppress(ValueError),  # the disk was full
+                        open(path, encoding='utf-8') as file,
+                    ):
                         found.append(tuple(json.load(file)))
             shutil.rmtree(folder, ignore_errors=True)
         return found

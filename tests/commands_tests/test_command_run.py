@@ -256,6 +256,17 @@ def test_a_report_that_cannot_be_written_leaves_the_exit_status(folder, kind):
     assert re.match(r'hybridmem: no report: .*run.html cannot be written: ', err[-1])
 
 
+def test_what_a_child_could_not_write_leaves_the_exit_status(folder):
+    source = PROGRAM.replace(
+        'sys.exit(7)',
+        "import json, os\nfolder = json.loads(os.environ['HYBRIDMEM_RUN'])['folder']\n"
+        "open(os.path.join(folder, '1.2.told'), 'w').write('[1')\nsys.exit(7)",
+    )
+    (folder / 'program.py').write_text(source)
+    status, _, err = run(folder, '--memory-limit', '1.5MB', 'program.py')
+    assert (status, len(err)) == (7, 3)
+
+
 def test_a_profile_that_cannot_be_written_ends_nothing(folder):
     (folder / 'files').mkdir()
     source = PROGRAM.replace('import gc', "import gc, os\nos.rmdir('files')")
