@@ -208,6 +208,8 @@ class _Parser(argparse.ArgumentParser):
         close = difflib.get_close_matches(flag.replace('-', ''), flags, 1)
         if close:
             return f'. Did you mean {flags[close[0]]}?'
+        if any(a.dest == 'program' and a.nargs == '*' for a in self._actions):
+            return f'; for a program, write: {self.prog} ... -- PROGRAM {flag}'
         return f'; {self.prog} --help names them'
 
     def error(self, message: str) -> NoReturn:

@@ -137,6 +137,7 @@ def files(profile, folder, network, monkeypatch):
         (('run', '--memorylimit', '8GiB', 'p.py'), 2, 'Did you mean --memory-limit?'),
         (('plan', '--memory_limit=8GiB'), 2, 'Did you mean --memory-limit?'),
         (('plan', 'p.json', '--zzz'), 2, '--zzz; hybridmem plan --help names them'),
+        (('verify', *LIMIT, 'p.py', '--epoch', '3'), 2, '... -- PROGRAM --epoch'),
         (('run', '--memory-limit', 'Auto', 'p.py'), 2, 'Did you mean auto?'),
         (('run', '--memory-limit', 'fre', 'p.py'), 2, 'Did you mean free?'),
         (('run', '--memory-limit', '8,5GiB', 'p.py'), 2, "Did you mean '8.5GiB'?"),
