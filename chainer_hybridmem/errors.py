@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+import os
 import re
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+_PACKAGE = os.path.join(os.path.dirname(__file__), '')
 _MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -151,9 +155,68 @@ Error = TypeVar('Error', bound=BaseException)
 
 def without_frames(error: Error) -> Error:
     """An error to be kept: its frames, and those of its causes, hold arrays."""
-    for part in _chain(error):
+    for part in chain_of(error):
         part.__traceback__ = None
     return error
+
+
+def fold(error: Error) -> Error:
+    """Leaves the frames of this package out of what is printed of an error.
+
+    An error of this package that stands for a MemoryError gets its traceback, too, so
+    that there is one. What is neither of memory, nor of this package, nor Ctrl-C, may
+    be a fault of this package, and keeps its frames.
+    """
+    if isinstance(error, HybridMemoryError | MemoryError | KeyboardInterrupt):
+        cause = error.__cause__
+        leave_out_frames(error, _is_own)
+        if isinstance(error, HybridMemoryError) and isinstance(cause, MemoryError):
+            leave_out_frames(cause, _is_own)
+            error.__traceback__ = _join(error.__traceback__, cause.__traceback__)
+            error.__cause__ = error.__context__ = None
+    return error
+
+
+def leave_out_frames(error: BaseException, is_left_out: Callable[[str], bool]) -> None:
+    """Shortens the traceback of an error.
+
+    Args:
+        error: Its traceback changes in place.
+        is_left_out: Whether the frames of a file are left out.
+    """
+    kept, trace = [], error.__traceback__
+    while trace is not None:
+        if not is_left_out(trace.tb_frame.f_code.co_filename):
+            kept.append(trace)
+        trace = trace.tb_next
+    for outer, inner in itertools.zip_longest(kept, kept[1:]):
+        outer.tb_next = inner
+    error.__traceback__ = kept[0] if kept else None
+
+
+def _is_own(path: str) -> bool:
+    return path.startswith(_PACKAGE)
+
+
+def _join(
+    outer: types.TracebackType | None, inner: types.TracebackType | None
+) -> types.TracebackType | None:
+    """The way of an error, and below it that of the error that it stands for.
+
+    Both may have the frame in which one has become the other.
+    """
+    if outer is None or inner is None:
+        return inner or outer
+    last, trace = None, outer
+    while trace.tb_next is not None:
+        last, trace = trace, trace.tb_next
+    if trace.tb_frame is not inner.tb_frame:
+        trace.tb_next = inner
+    elif last is None:
+        return inner
+    else:
+        last.tb_next = inner
+    return outer
 
 
 def clear_frames(error: BaseException) -> None:
@@ -161,7 +224,7 @@ def clear_frames(error: BaseException) -> None:
 
     Frames that still run keep what they have, and so do generators, which may go on.
     """
-    for part in _chain(error):
+    for part in chain_of(error):
         trace = part.__traceback__
         while trace is not None:
             if not trace.tb_frame.f_code.co_flags & _MAY_GO_ON:
@@ -177,7 +240,7 @@ def clear_handled() -> None:
         clear_frames(error)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
     """An error with everything that has led to it."""
     found: list[BaseException] = [error]
     for part in found:  # grows meanwhile

@@ -6,6 +6,8 @@ and produced only here. ``GiB`` and ``G`` are 2**30, ``GB`` is 10**9.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 
 from chainer_hybridmem.errors import OptionError
@@ -13,6 +15,8 @@ from chainer_hybridmem.errors import OptionError
 _PATTERN = re.compile(r'\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
 _PERCENTAGE = re.compile(r'\s*([0-9]*\.?[0-9]+)\s*%\s*')
 _MOST_PERCENT = 1e6
+_LEAST_LIMIT_BYTES = 2**16  # no model trains in less
+AUTO, FREE = 'auto', 'free'  # limits that are no size; see docs/guide/run.md
 _FACTORS = {
     '': 1,
     'b': 1,
@@ -62,12 +66,31 @@ def parse_bytes(
             raise OptionError(
                 f'{name} {value!r} is a percentage, and there is nothing yet that it '
                 f'could be a share of: name a size, such as 8GiB. A share of the '
-                f'in-core peak is understood by `hybridmem verify`, and where there is '
-                f'a profile, by `hybridmem plan` and make_plan().'
+                f'in-core peak is understood by `hybridmem run` and `hybridmem '
+                f'verify`, and where there is a profile, by `hybridmem plan` and '
+                f'make_plan().'
             )
         return max(least, int(whole_bytes * share))
     example = "'16GiB' (2**30) or '16GB' (10**9)"
     return int(_parse(value, name, 'size', example, least))
+
+
+def parse_limit(value: str | int | float, name: str = 'memory_limit') -> int:
+    """Turns the memory limit of a device into bytes.
+
+    Raises:
+        OptionError: If it is no size, or must have been meant with a unit.
+    """
+    number = math.nan
+    with contextlib.suppress(ValueError):
+        number = float(str(value))
+    if 0 < number < _LEAST_LIMIT_BYTES:
+        unit = 'GiB' if number <= 512 else 'MiB'
+        meant = f'{number:.0%}' if number < 1 else f'{number:g}{unit}'
+        raise OptionError(
+            f'{name} is {value!r}, which is in bytes. Did you mean {meant!r}?'
+        )
+    return parse_bytes(value, name)
 
 
 def is_percentage(value: object) -> bool:
@@ -93,10 +116,12 @@ def _parse(
         match = _PATTERN.fullmatch(value)
         factor = _FACTORS.get(match.group(2).lower()) if match else None
         if match is None or factor is None:
-            raise OptionError(
-                f'{name} {value!r} is not a {what}; write bytes or a number with a '
-                f'unit such as {example}.'
-            )
+            point = value.replace(',', '.')
+            if point != value and _PATTERN.fullmatch(point):
+                hint = f'. Did you mean {point.strip()!r}?'
+            else:
+                hint = f'; write bytes or a number with a unit such as {example}.'
+            raise OptionError(f'{name} {value!r} is not a {what}{hint}')
         number = float(match.group(1)) * factor
     else:
         try:
@@ -131,6 +156,24 @@ def format_bytes(nbytes: float, digits: int = 1) -> str:
             return f'{size:.0f} B' if unit == 'B' else f'{size:.{digits}f} {unit}'
         size /= 1024
     return f'{size:.{digits + 1}f} TiB'
+
+
+def format_enough(nbytes: int) -> str:
+    """At least so many bytes, for people and :func:`parse_bytes`: ``'27.2 MiB'``.
+
+    Args:
+        nbytes: Rounded up to three digits.
+    """
+    factor, units = 1, ('B', 'KiB', 'MiB', 'GiB', 'TiB')
+    for unit in units:
+        for digits in (0,) if unit == 'B' else (2, 1, 0):
+            scaled = -(-nbytes * 10**digits // factor)
+            if scaled < 1000:
+                break
+        if scaled < 1024 or unit == units[-1]:
+            break
+        factor *= 1024
+    return f'{scaled / 10**digits:.{digits}f} {unit}'
 
 
 def format_apart(*sizes: float) -> list[str]:

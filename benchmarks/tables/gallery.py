@@ -31,7 +31,8 @@ DECISIONS = (
 )
 PICTURES = (
     'The pictures show the memory in use during the last iteration: plain Chainer in '
-    'grey, the session in blue, the limit in red.'
+    'grey, the session in blue, the limit in red. An example writes picture and '
+    'figures into the folder `result`, or that of `--out`.'
 )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import os
 import re
@@ -154,20 +155,71 @@ class _Version(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Quotes arguments, which may be names of files, as they can be printed.
+    """Says in one line what cannot be understood, and what was probably meant.
 
-    What begins with a minus and a digit is a value, such as -1GB: its option says what
-    is wrong with it.
+    Arguments, which may be names of files, are quoted as they can be printed. What
+    begins with a minus and a digit is a value, such as -1GB: its option says what is
+    wrong with it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._negative_number_matcher = re.compile(r'-\.?\d')
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = iter(sys.argv[1:] if args is None else args)
+        for word in words:
+            if word == '--' or not word.startswith('-'):
+                self._check_positional(word)
+                if self._takes_rest or word == '--':
+                    break
+            elif word.startswith('--'):
+                flag, is_whole, _ = word.partition('=')
+                action = self._option_string_actions.get(flag)
+                if action is None:
+                    self.error(f'there is no option {flag}{self._suggest(flag)}')
+                if not is_whole and action.nargs is None:
+                    next(words, None)  # its value
+        return super().parse_known_args(args, namespace)
+
+    @property
+    def _takes_rest(self) -> bool:
+        """Whether what follows the first argument is another program's."""
+        rest = argparse.REMAINDER, argparse.PARSER
+        return any(action.nargs in rest for action in self._actions)
+
+    def _check_positional(self, word: str) -> None:
+        if self._subparsers is None or word == '--':
+            return
+        (commands,) = (a for a in self._actions if a.nargs == argparse.PARSER)
+        names = list(commands.choices or ())
+        if word in names:
+            return
+        if os.path.isfile(word) or word.endswith('.py'):
+            self.error(f'{word} is no command. Did you mean: {self.prog} run {word}')
+        close = difflib.get_close_matches(word, names, 1)
+        hint = f'There are {", ".join(names)}.'
+        if close:
+            hint = f'Did you mean {close[0]}?'
+        self.error(f'there is no command {word!r}. {hint}')
+
+    def _suggest(self, flag: str) -> str:
+        flags = {name.replace('-', ''): name for name in self._option_string_actions}
+        close = difflib.get_close_matches(flag.replace('-', ''), flags, 1)
+        if close:
+            return f'. Did you mean {flags[close[0]]}?'
+        if any(a.dest == 'program' and a.nargs == '*' for a in self._actions):
+            return f'; for a program, write: {self.prog} ... -- PROGRAM {flag}'
+        return f'; {self.prog} --help names them'
+
     def error(self, message: str) -> NoReturn:
-        if message.endswith('expected one argument'):
-            message += '; one that begins with - has = before it: --batch-arg=--size'
-        super().error(printable(message))
+        lacking = re.match(r'argument .*?(--?[\w-]+): expected one argument', message)
+        if lacking:
+            flag = lacking[1]
+            message += f'; one that begins with - has = before it: {flag}=-VALUE'
+        if message.startswith('the following arguments are required'):
+            message += f'; {self.prog} --help says more'
+        self.exit(2, f'{self.prog}: error: {printable(message)}\n')
 
 
 def _tell(message: str) -> None:

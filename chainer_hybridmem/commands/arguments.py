@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.rows import in_core_row
 from chainer_hybridmem.units import (
+    AUTO,
+    FREE,
     format_apart,
     is_percentage,
     parse_bandwidth,
     parse_bytes,
+    parse_limit,
 )
 
 if TYPE_CHECKING:
@@ -126,8 +130,22 @@ def rule(text: str) -> tuple[str, str]:
 
 
 def limit_of_run(text: str) -> str:
-    """Checks the limit of a program: a size, a percentage or ``auto``."""
-    return text if text == 'auto' else Limit(text).text
+    """Checks the limit of a program: a size, a percentage, ``auto`` or ``free``."""
+    words = AUTO, FREE
+    if text in words:
+        return text
+    close = difflib.get_close_matches(text.strip().lower(), words, 1)
+    if close:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a limit. Did you mean {close[0]}?'
+        )
+    limit = Limit(text)
+    if not limit.is_share:
+        try:
+            parse_limit(limit.text, 'it')
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return limit.text
 
 
 class Limit:
@@ -180,7 +198,7 @@ def find_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
     found = {}
     for action in parser._actions:
         flag = next((s for s in action.option_strings if s.startswith('--')), None)
-        if flag is not None and action.dest not in OF_NETWORKS:
+        if flag is not None and action.dest not in (*OF_NETWORKS, 'help'):
             found[action.dest] = found[flag[2:].replace('-', '_')] = flag
     return found
 
@@ -255,6 +273,8 @@ def add_memory(group: Any) -> None:
         group, '--device', 'default auto: cuda where there is a GPU', 'auto'
     )
     add_copies(group)
+    add_cross_iteration(group)
+    add_splitting(group)
 
 
 def add_copies(group: Any) -> None:

@@ -298,6 +298,8 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
         'host_limit': args.host_limit,
         'disk_bandwidth': args.disk_bandwidth,
         'shared_link': args.shared_link,
+        'cross_iteration': args.cross_iteration,
+        'splitting': args.splitting,
     }
 
 

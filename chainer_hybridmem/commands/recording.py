@@ -23,6 +23,7 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.recording import inference_recorder
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.session.recording_session import (
     AMPLE_BYTES,
     ITERATIONS,
@@ -31,6 +32,7 @@ from chainer_hybridmem.session.recording_session import (
     recording_options,
 )
 from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.simulation.problem import CrossIteration
 from chainer_hybridmem.units import format_count
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
@@ -65,6 +67,8 @@ class Memory:
         host_limit_bytes (int or None): Most bytes of RAM for them.
         disk_bandwidth (float or None): Bytes per second.
         shared_link (str or None): Name of a link that processes share.
+        cross_iteration (str or bool): What else may leave.
+        splitting (str or bool): Which functions may run in parts.
     """
 
     limit_bytes: int
@@ -74,6 +78,8 @@ class Memory:
     host_limit_bytes: int | None = None
     disk_bandwidth: float | None = None
     shared_link: str | None = None
+    cross_iteration: CrossIteration = False
+    splitting: Splitting = EXACT
 
     @classmethod
     def of(
@@ -109,16 +115,20 @@ class Memory:
             args.host_limit,
             args.disk_bandwidth,
             args.shared_link,
+            args.cross_iteration,
+            args.splitting,
         )
 
-    def device_options(self) -> dict[str, Any]:
-        """The options of a session that say what its device does."""
+    def session_options(self) -> dict[str, Any]:
+        """The options of a session in it, beside the limit."""
         return {
             'swap_dir': self.swap_dir,
             'link_bandwidth': self.link_bandwidth,
             'host_limit': self.host_limit_bytes,
             'disk_bandwidth': self.disk_bandwidth,
             'shared_link': self.shared_link,
+            'cross_iteration': self.cross_iteration,
+            'splitting': self.splitting,
         }
 
 
@@ -180,7 +190,7 @@ def open_session(
 ) -> RecordingSession:
     """Makes the session to record with; ``parts`` and ``timed`` as there."""
     options = recording_options(
-        memory.limit_bytes, progress=progress, **memory.device_options()
+        memory.limit_bytes, progress=progress, **memory.session_options()
     )
     return RecordingSession(model, options, parts, timed)
 

@@ -7,7 +7,6 @@ import atexit
 import builtins
 import contextlib
 import importlib.util
-import itertools
 import os
 import runpy
 import shutil
@@ -15,13 +14,17 @@ import signal
 import sys
 import sysconfig
 import tempfile
-import types
 from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, base, outputs
-from chainer_hybridmem.errors import HybridMemoryError, OptionError
+from chainer_hybridmem.errors import (
+    HybridMemoryError,
+    OptionError,
+    chain_of,
+    leave_out_frames,
+)
 from chainer_hybridmem.session import starting
 
 ACCESS = os.path.join(
@@ -36,7 +39,8 @@ class RunCommand(base.Command):
 
     Chainer is repaired for today's Python and NumPy when the program imports it. With a
     limit, a session is around whatever the program trains. Three lines at the end tell
-    peak, limit and time, or why there was no limit. See docs/guide/run.md.
+    peak, limit and time, or why there was no limit; one more tells what to run next
+    where the limit was too small. See docs/guide/run.md.
     """
 
     name = 'run'
@@ -48,8 +52,9 @@ class RunCommand(base.Command):
             type=arguments.limit_of_run,
             metavar='SIZE',
             help='such as 8GiB; 60%% of the in-core peak, which the first iterations '
-            'show; or auto: the least limit that is predicted to cost at most 10%% of '
-            'the time; without it, Chainer is repaired and nothing else',
+            'show; auto: the least limit that is predicted to cost at most 10%% of the '
+            'time; or free: what the device has left; without it, Chainer is repaired '
+            'and nothing else',
         )
         arguments.add_planner(parser)
         group = parser.add_argument_group('what a session is told')
@@ -80,6 +85,11 @@ class RunCommand(base.Command):
             help='put back names that NumPy, collections and inspect have removed',
         )
         parser.add_argument(
+            '--all-frames',
+            action='store_true',
+            help='show the frames of this package in tracebacks, too',
+        )
+        parser.add_argument(
             '-m',
             dest='is_module',
             action='store_true',
@@ -108,6 +118,7 @@ class RunCommand(base.Command):
             absolute(args.report),
             absolute(args.profile),
             args.old_names,
+            all_frames=args.all_frames,
         )
         if args.memory_limit is not None or args.profile is not None:
             settings.first = os.getpid()
@@ -123,6 +134,7 @@ class RunCommand(base.Command):
         args: argparse.Namespace,
         interrupted: list[bool],
     ) -> int:
+        importing = None
         try:
             try:
                 start()
@@ -132,14 +144,32 @@ class RunCommand(base.Command):
             process.end()
         except SystemExit:
             raise
+        except KeyboardInterrupt as error:
+            interrupted.append(True)
+            importing = name_interrupted_import(error)
+            return INTERRUPTED if importing else tell_error(error, process)
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                interrupted.append(True)
-            return tell_error(error)
+            return tell_error(error, process)
         finally:
-            for line in process.tell():
+            lines = [*process.tell(), *find_misplaced(args)]
+            if importing is not None:
+                lines = [f'interrupted while importing {importing}']
+            for line in lines:
                 print(f'hybridmem: {line}', file=sys.stderr)
         return 0
+
+
+def find_misplaced(args: argparse.Namespace) -> list[str]:
+    """Lines about options of ours that stand behind the program, which has got them."""
+    words = dict.fromkeys(word.partition('=')[0] for word in args.args)
+    found = [word for word in words if word in args.flags.values()]
+    if not found:
+        return []
+    program = f'-m {args.program}' if args.is_module else args.program
+    return [
+        f'{args.program} has got {" and ".join(found)}: what is for hybridmem stands '
+        f'before the program: hybridmem run {" ... ".join(found)} ... {program}'
+    ]
 
 
 def read_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -271,20 +301,33 @@ def is_python(path: str) -> bool:
     return first.startswith(b'#!') and b'python' in first
 
 
-def tell_error(error: BaseException) -> int:
+def tell_error(error: BaseException, process: starting.Process | None = None) -> int:
     """Prints the error that a program has ended with, as Python does.
+
+    Args:
+        error: Its frames that run the program are left out.
+        process: Of a run, whose session may explain it.
 
     Returns:
         int: Exit status.
     """
-    seen: set[int] = set()
-    shown: BaseException | None = error
-    while shown is not None and id(shown) not in seen:
-        seen.add(id(shown))
-        shown.__traceback__ = _without_own(shown.__traceback__)
-        shown = shown.__cause__ or shown.__context__
-    sys.excepthook(type(error), error, error.__traceback__)
+    for part in chain_of(error):
+        leave_out_frames(part, OWN_FILES.__contains__)
+    shown = error if process is None else process.present(error)
+    if process is None or not process.is_printed(shown):
+        sys.excepthook(type(shown), shown, shown.__traceback__)
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def name_interrupted_import(error: BaseException) -> str | None:
+    """What a program was importing when Ctrl-C came; None if it was not."""
+    trace = error.__traceback__
+    while trace is not None:
+        spec = trace.tb_frame.f_globals.get('__spec__')
+        if spec is not None and spec.name not in sys.modules:  # it has been taken out
+            return str(spec.name)
+        trace = trace.tb_next
+    return None
 
 
 def end_interrupted(interrupted: list[bool]) -> None:
@@ -295,14 +338,3 @@ def end_interrupted(interrupted: list[bool]) -> None:
                 stream.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
-
-
-def _without_own(trace: types.TracebackType | None) -> types.TracebackType | None:
-    kept = []
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename not in OWN_FILES:
-            kept.append(trace)
-        trace = trace.tb_next
-    for outer, inner in itertools.zip_longest(kept, kept[1:]):
-        outer.tb_next = inner
-    return kept[0] if kept else None

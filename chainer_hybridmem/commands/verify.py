@@ -224,7 +224,7 @@ def train_limited(
         progress=progress.lines,
         verify=iterations,
         rules=rules,
-        **memory.device_options(),
+        **memory.session_options(),
     ) as session:
         for _ in range(iterations):
             progress.step(f'training with {planner}')

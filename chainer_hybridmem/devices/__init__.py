@@ -8,6 +8,7 @@ from typing import Any
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.devices.protocol import Device
+from chainer_hybridmem.devices.ram import available_ram
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.units import parse_bytes
 
@@ -65,6 +66,30 @@ def open_device(
     from chainer_hybridmem.devices.cuda.device import CudaDevice
 
     return CudaDevice(limit_bytes, device_id, **options)
+
+
+def measure_free(spec: str | int | None) -> tuple[int, int]:
+    """What a device has left, and what CuPy's own pool holds of it.
+
+    Args:
+        spec: As in :func:`parse_device`.
+
+    Returns:
+        tuple of int: Bytes; the second ones are in use. On the host they are 0.
+
+    Raises:
+        UnknownNameError: If no device has this name.
+        OptionError: If it does not tell.
+    """
+    kind, number = parse_device(spec)
+    if kind == 'host':
+        room_bytes = available_ram()
+        if room_bytes is None:
+            raise OptionError('This machine does not tell how much RAM is free.')
+        return room_bytes, 0
+    from chainer_hybridmem.devices.cuda.gpu import Gpu
+
+    return Gpu(number).measure_free()
 
 
 def host_limit_bytes(host_limit: int | str | None, swap_dir: str | None) -> int | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.memory_tests.measured_peak import describe_bytes
-from chainer_hybridmem.units import format_bytes, parse_bytes
+from chainer_hybridmem.units import format_bytes, parse_limit
 
 if TYPE_CHECKING:
     from chainer_hybridmem.records.peak import Peak
@@ -90,7 +90,7 @@ class Fits:
             UnknownNameError: If it is that of an unknown device model.
         """
         if self.memory_limit is not None:
-            return parse_bytes(self.memory_limit, 'the limit of fits')
+            return parse_limit(self.memory_limit, 'the limit of fits')
         from chainer_hybridmem.estimation import load_device_model
 
         assert self.gpu is not None

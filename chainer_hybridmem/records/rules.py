@@ -27,6 +27,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import itertools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -206,15 +208,53 @@ def check_names(rules: Rules, profile: Profile) -> None:
         )
 
 
+def check_spelling(rules: Rules, links: Iterable[str], functions: set[str]) -> None:
+    """Refuses what must be a slip, before any function has run.
+
+    A name that nothing here resembles may be that of a function that is made later.
+
+    Args:
+        rules: What the user says.
+        links: Paths of the model's links, such as ``'/decoder/l1'``.
+        functions: Names of the kinds of functions there are.
+
+    Raises:
+        OptionError: With the nearest names.
+    """
+    paths = {name for path in links for name in names_of(f'{path}/', 0)}
+    for rule in rules:
+        pattern = rule.pattern.partition('@')[0]
+        matches = re.compile(fnmatch.translate(pattern)).match
+        places = ('', *(path.rstrip('/') for path in paths))
+        inside = (f'{place}/{name}' for place in places for name in functions)
+        if any(map(matches, itertools.chain(paths, functions, inside))):
+            continue
+        layers = {path.strip('/') for path in paths if '@' not in path}
+        close = _closest(pattern, layers, 0.75)
+        close += _closest(pattern.rpartition('/')[2], functions, 0.75)
+        if close:
+            raise OptionError(
+                f'No layer of the model, and no function, is called {rule.pattern!r}, '
+                f'which a rule says {rule.says!r} about. Nearest names: '
+                f'{", ".join(close)}.'
+            )
+
+
 def _near(pattern: str, operations: list[Operation]) -> str:
     labels = [op.label for op in operations]
     known = {name for label in labels for name in names_of(label, 0) if '@' not in name}
-    lower = {name.lower(): name for name in sorted(known)}
-    close = difflib.get_close_matches(pattern.strip('*').lower(), lower, 3, 0.4)
+    close = _closest(pattern, known, 0.4)
     if close:
-        return f'Nearest names: {", ".join(lower[name] for name in close)}.'
+        return f'Nearest names: {", ".join(close)}.'
     some = ', '.join(sorted(set(labels))[:3])
     return f'Some names there are: {some}.'
+
+
+def _closest(pattern: str, names: Iterable[str], least: float) -> list[str]:
+    """At most three names that are at least so similar, from 0 to 1."""
+    lower = {name.lower(): name for name in sorted(names)}
+    word = pattern.strip('*/').lower()
+    return [lower[name] for name in difflib.get_close_matches(word, lower, 3, least)]
 
 
 def _forward(profile: Profile) -> list[Operation]:

@@ -64,7 +64,8 @@ class HybridMemory(extension.Extension):
     def __repr__(self) -> str:
         if self.session is not None:
             return f'<HybridMemory: {self.session!r}>'
-        limit = format_bytes(self._options.limit_bytes)
+        nbytes = self._options.limit_bytes
+        limit = format_bytes(nbytes) if nbytes else self._options.memory_limit
         return f'<HybridMemory: planner {self._options.planner}, memory limit {limit}>'
 
     def initialize(self, trainer: Any) -> None:

@@ -26,22 +26,36 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
 from chainer_hybridmem.chainer_access.beginnings import Beginnings
-from chainer_hybridmem.chainer_access.models import name_device
-from chainer_hybridmem.errors import SessionError, in_flags, use_flags
+from chainer_hybridmem.chainer_access.models import name_device, one_model
+from chainer_hybridmem.errors import (
+    FormatError,
+    OutOfMemoryError,
+    SessionError,
+    in_flags,
+    use_flags,
+)
+from chainer_hybridmem.execution.verifier import Verdict
+from chainer_hybridmem.records.rules import check_rules
 from chainer_hybridmem.session.iterations.overrun import Needs
-from chainer_hybridmem.session.limit_finder import AUTO, LimitFinder
+from chainer_hybridmem.session.limit_finder import LimitFinder
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.session import Session, active_session, optimize
+from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.runtime import FreeMemory, SessionRules
 from chainer_hybridmem.units import (
+    AUTO,
+    FREE,
     format_apart,
     format_bytes,
     format_count,
+    format_enough,
     format_seconds,
+    is_percentage,
 )
 
 
@@ -58,6 +72,26 @@ class _Off:
         return 'False'
 
 
+class _Refusal(NamedTuple):
+    """What an error says that is not to be kept: its frames hold arrays.
+
+    Attributes:
+        needed_bytes (int): That would have been enough there.
+        of_host (bool): Whether host copies had no room.
+    """
+
+    needed_bytes: int
+    of_host: bool
+
+    @classmethod
+    def of(cls, error: BaseException | None, session: Session) -> _Refusal | None:
+        """None if nothing was refused."""
+        if not isinstance(error, OutOfMemoryError):
+            return None
+        of_host = error.limit_bytes != session.limit_bytes
+        return cls(error.used_bytes + error.requested_bytes, of_host)
+
+
 class Follower:
     """Begins and ends sessions inside of ``with``; see [when a session begins].
 
@@ -68,6 +102,9 @@ class Follower:
         report: File for the page of the last session; None for no file.
         profile: File for the iteration that is recorded first; None for no file.
         count_sharers: Tells how many processes share a limit that is a size.
+
+    Attributes:
+        refused (bool): Whether a session could not begin.
     """
 
     def __init__(
@@ -81,6 +118,7 @@ class Follower:
         self._asked = memory_limit
         self._options = options
         self._report = report
+        self._profile = profile
         self._count_sharers = count_sharers
         self._optimizers: list[weakref.ref[Any]] = []
         self._finder = LimitFinder(memory_limit, options, profile, self._optimizers)
@@ -89,14 +127,19 @@ class Follower:
         self._thread = threading.current_thread()  # the session's
         self._due = False  # another session is to begin
         self._figures: list[dict[str, Any]] = []  # of sessions that have ended
+        self._verdicts: list[Verdict] = []  # likewise
         self._sharers = 1
+        self._free: FreeMemory | None = None  # when the first session has begun
         self._own = False  # the program has a session itself
-        self._refused = False  # no session could begin
+        self.refused = False
         self._failed = False  # the program has ended with an error
         self._backwards = 0  # of no session
         self._needs: Needs | None = None  # what the last session lacked
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._exceeded = False  # whether one was, by a session
+        self._refusal: _Refusal | None = None  # the last one
+        self._lacked = False  # memory was short before there was a limit
+        self._unwritten = ''  # why there is no page
         self._static = _Off()  # see [static graphs]
         self._beginnings = Beginnings(self._meet, self._begin, self._start_backward)
 
@@ -180,9 +223,9 @@ class Follower:
         self._step_back(active_session() is not None)
         models = self._find_models()
         if models and not self._own:
-            self._refused = True
+            self.refused = True
             self._enter(models)
-            self._refused = False
+            self.refused = False
 
     def _enter(self, models: list[chainer.Link]) -> None:
         session = self._make_session(models)
@@ -195,6 +238,10 @@ class Follower:
 
     def _make_session(self, models: list[chainer.Link]) -> Session | None:
         """The next session around these models; None if there is no limit."""
+        if self._options.get('rules'):  # what finds a limit may not know them
+            SessionRules(check_rules(self._options['rules']), one_model(models))
+        if self._asked == FREE and self._free is None:
+            self._take_free(models)
         finder = self._finder
         if finder.is_over:
             if finder.limit_bytes is None:
@@ -204,10 +251,23 @@ class Follower:
             if not (finder.is_found or on_gpu):
                 self._sharers = self._count_sharers()
                 limit_bytes //= self._sharers
-            return optimize(models, limit_bytes, **self._options)
+            options = self._options
+            if self._free is not None and self._free.host_limit_bytes is not None:
+                host_limit = self._free.host_limit_bytes // self._sharers
+                options = {**options, 'host_limit': host_limit}
+            return optimize(models, limit_bytes, **options)
         self._finding = finder.make_session(models)
         self._beginnings.wait()
         return self._finding
+
+    def _take_free(self, models: list[chainer.Link]) -> None:
+        """The limit is what is free now, as if that had been named."""
+        options = {'planner': None, **self._options}
+        told = Options.of(FREE, options.pop('planner'), options)
+        self._free = FreeMemory.measure(one_model(models), told)
+        self._finder = LimitFinder(
+            self._free.limit_bytes, self._options, self._profile, self._optimizers
+        )
 
     def _renew_finder(self) -> None:
         self._finder = LimitFinder(self._asked, self._options, None, self._optimizers)
@@ -263,18 +323,35 @@ class Follower:
         if session is None:
             return
         here = threading.current_thread()
+        unlimited = session is finding and self._finder.is_found
+        self._lacked = unlimited and isinstance(error, MemoryError)
         try:
             if self._thread is here or not self._thread.is_alive():
                 session.__exit__(kind, error, trace)
+            self._refusal = _Refusal.of(error, session) or self._refusal
             if session is not finding and not isinstance(error, MemoryError):
                 self._caught = session.exceeded or self._caught
+        except OutOfMemoryError as explained:
+            self._refusal = _Refusal.of(explained, session)
+            raise
         finally:
             if session is not finding:
-                self._needs = session.needs
+                self._needs = session.needs or self._needs
                 self._exceeded = self._exceeded or bool(session.exceeded)
                 self._figures.append(session.statistics())
-                if self._report is not None:
-                    session.report(html=self._report)
+                if session.verdict is not None:
+                    self._verdicts.append(session.verdict)
+                self._write_report(session)
+
+    def _write_report(self, session: Session) -> None:
+        """A page that cannot be written changes nothing of how the program ends."""
+        if self._report is not None:
+            try:
+                session.report(html=self._report)
+            except Exception as error:
+                self._unwritten = f'{type(error).__name__}: {error}'
+                if isinstance(error, FormatError):
+                    self._unwritten = str(error)
 
     def begin_in_child(self, report: str | None) -> None:
         """A forked child has left the session; what it trains has one of its own.
@@ -283,7 +360,9 @@ class Follower:
             report: As for the class.
         """
         self._figures, self._backwards = [], 0
+        self._verdicts = []
         self._caught, self._exceeded = '', False
+        self._needs = self._refusal = None
         self._static.asked = False
         self._report = report
         self._renew_finder()
@@ -311,20 +390,62 @@ class Follower:
             what = ' to what has trained last' if self._figures else ''
             lines.append(f'the limit was not applied{what}: {self._find_reason()}')
         if self._caught:
-            lines.append(
-                f'the limit was exceeded once, to find out what does, and the program '
-                f'has caught the error: {in_flags(self._caught)}'
-            )
+            lines.append(f'the program has caught this error: {in_flags(self._caught)}')
         if self._static.asked:
             lines.append('@static_graph was off: what a schedule keeps cannot leave')
         if self._finder.lacks_profile:
             lines.append(f'no profile: {self._find_reason()}')
-        return lines
+        if self._finder.unsaved:
+            lines.append(f'no profile: {self._finder.unsaved}')
+        if self._options.get('verify') and self._figures:
+            lines.append(self._describe_verified())
+        if self._unwritten:
+            lines.append(f'no report: {self._unwritten}')
+        return [*lines, *self._describe_remedy()]
+
+    def _describe_verified(self) -> str:
+        if not self._verdicts:
+            return 'nothing was verified: no iteration has followed a plan'
+        iterations, maps, replays = (
+            sum(getattr(one, name) for one in self._verdicts)
+            for name in ('iterations', 'maps', 'replays')
+        )
+        return (
+            f'verified {format_count(iterations, "iteration")}: all bits of '
+            f'{format_count(maps, "feature map")} are those that forward has made; '
+            f'{format_count(replays, "replay")}'
+        )
+
+    def _describe_remedy(self) -> list[str]:
+        """What to run next, where a limit was too small."""
+        if self._lacked:
+            return ['without a limit it does not fit: --memory-limit free']
+        needs = self._needs if self._exceeded else None
+        refusal = self._refusal
+        if needs is not None:
+            nbytes = needs.named_bytes
+            told = 'will do'
+            if not needs.complete:
+                told = 'did for what has run; more may be needed'
+        elif refusal is not None:
+            nbytes, told = refusal.needed_bytes, 'or more is needed'
+        else:
+            return []
+        size = format_enough(nbytes * self._sharers)
+        wanted = size.replace(' ', '')
+        if refusal is not None and refusal.of_host:
+            return [f'{size} {told} on the host: --host-limit {wanted}']
+        if self._asked == FREE:
+            return [f'{size} {told}, and so much is not free: lower the batch size']
+        plain_bytes = self._finder.in_core_bytes
+        if is_percentage(self._asked) and plain_bytes and nbytes <= plain_bytes:
+            wanted = f'{math.ceil(100 * nbytes / plain_bytes)}%'
+        return [f'{size} {told}: --memory-limit {wanted}']
 
     def _find_reason(self) -> str:
         if self._own:
             return 'the program has a session of its own'
-        if self._refused:
+        if self.refused:
             return 'a session was refused, as the error says'
         if self._optimizers:
             if self._finder.has_begun:
@@ -363,27 +484,21 @@ class Follower:
     def _describe_limit(self) -> str:
         limit_bytes = self._figures[-1]['limit_bytes']
         limit = format_apart(self._peak_bytes, limit_bytes)[1]
-        found = f' ({self._asked}{self._tell_needs()})' if self._finder.is_found else ''
+        found = f' ({self._asked})' if self._finder.is_found else ''
+        if self._free is not None:
+            found = f' (free: {self._free})'
         if self._sharers > 1:
-            found = f' (of {format_bytes(limit_bytes * self._sharers)}, shared by '
+            found += f' (of {format_bytes(limit_bytes * self._sharers)}, shared by '
             found += f'{self._sharers} processes)'
         iterations = sum(one['iterations'] for one in self._figures)
         guided = sum(one['guided_iterations'] for one in self._figures)
         sessions = len(self._figures)
         where = f' in {format_count(sessions, "session")}' if sessions > 1 else ''
-        found += ', exceeded once to find out what does' if self._exceeded else ''
+        found += ', exceeded once to find out what will do' if self._exceeded else ''
         return (
             f'limit {limit}{found}; {format_count(iterations, "iteration")}{where}, '
             f'{guided} of them with a plan'
         )
-
-    def _tell_needs(self) -> str:
-        """The percentage that is known to do, where one was too small."""
-        plain_bytes, needs = self._finder.in_core_bytes, self._needs
-        if needs is None or not plain_bytes or self._asked == AUTO:
-            return ''
-        percentage = math.ceil(100 * needs.named_bytes / plain_bytes)
-        return f'; {percentage}% {"do" if needs.complete else "at least are needed"}'
 
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])
@@ -396,7 +511,7 @@ class Follower:
         told = f'time {format_seconds(seconds)} / iteration'
         if not plain:
             told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
-            return f"{told}; plain Chainer's is known once what comes again has a plan"
+            return f'{told}; plain Chainer was not timed'
         told += f', {seconds / plain:.2f} times that of plain Chainer'
         if one['predicted_seconds'] and one['guided_iterations']:
             told += f' ({one["predicted_seconds"] / plain:.2f} predicted)'

@@ -28,7 +28,7 @@ from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.session.recording_session import record_pairs
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.simulation.problem import CrossIteration
-from chainer_hybridmem.units import parse_bytes
+from chainer_hybridmem.units import parse_limit
 
 SMALL = (2, 4)
 MIDDLE = 16
@@ -152,7 +152,7 @@ def largest_batch(
 def _limit_of(memory_limit: int | str | None, model: Model, gpu: str | None) -> int:
     """The limit in bytes; all there is if none is given."""
     if memory_limit is not None:
-        return parse_bytes(memory_limit, 'memory_limit')
+        return parse_limit(memory_limit)
     if gpu is not None:
         return load_device_model(gpu).memory_bytes
     if one_model(model).xp is np:

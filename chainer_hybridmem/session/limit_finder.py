@@ -17,16 +17,15 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.errors import InfeasibleError, SessionError
+from chainer_hybridmem.errors import FormatError, InfeasibleError, SessionError
 from chainer_hybridmem.planners import DEFAULT, check_options, make_plan, options_of
 from chainer_hybridmem.records import library
 from chainer_hybridmem.session.guides.forecast import forecast, with_spare
 from chainer_hybridmem.session.recording_session import SteppingSession
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
-from chainer_hybridmem.units import format_bytes, is_percentage, parse_bytes
+from chainer_hybridmem.units import AUTO, FREE, format_bytes, is_percentage, parse_bytes
 
-AUTO = 'auto'
 MOST_COST = 0.1  # of the time of plain Chainer
 ITERATIONS = 30  # are recorded at most, until a step has repeated
 HALVINGS = 6  # of the range in which the least limit lies
@@ -61,6 +60,7 @@ class LimitFinder:
         is_over (bool): Whether there is nothing to find any more.
         reason (str): Why there is no limit although one was asked for.
         has_begun (bool): Whether an iteration that is to show it has.
+        unsaved (str): Why the profile could not be written; empty if it could.
     """
 
     def __init__(
@@ -75,11 +75,12 @@ class LimitFinder:
         self._profile = None if profile is None else os.path.abspath(profile)
         self._share = is_percentage(memory_limit)
         self.limit_bytes: int | None = None
-        if not (self._share or memory_limit in (None, AUTO)):
+        if not (self._share or memory_limit in (None, AUTO, FREE)):
             self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         self.in_core_bytes: int | None = None
         self.in_core_seconds: float | None = None
         self.has_begun = False
+        self.unsaved = ''
         records = memory_limit == AUTO or profile is not None
         self.is_over = not (self._share or records)
         self.reason = (
@@ -148,7 +149,10 @@ class LimitFinder:
 
     def _take_recorded(self, recorded: RecordedProgram) -> None:
         if self._profile is not None:
-            library.save(recorded.find_largest().profile, self._profile)
+            try:
+                library.save(recorded.find_largest().profile, self._profile)
+            except FormatError as error:  # training goes on
+                self.unsaved = str(error)
         if self._asked == AUTO:
             least = find_least_limit(recorded, self._options)
             peak = recorded.find_peak()

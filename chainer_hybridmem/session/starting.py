@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.errors import use_flags
+from chainer_hybridmem.errors import OptionError, fold, use_flags
 
 if TYPE_CHECKING:
     from chainer_hybridmem.session.follower import Follower
@@ -56,6 +56,7 @@ class Settings:
         folder (str or None): Where processes tell of themselves.
         first (int): The process that ``run`` is in.
         flags (dict or None): As for ``errors.use_flags``.
+        all_frames (bool): Whether tracebacks keep the frames of this package.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Settings:
         folder: str | None = None,
         first: int = 0,
         flags: dict[str, str] | None = None,
+        all_frames: bool = False,
     ) -> None:
         self.memory_limit = memory_limit
         self.options = options or {}
@@ -77,6 +79,7 @@ class Settings:
         self.folder = folder
         self.first = first
         self.flags = flags or {}
+        self.all_frames = all_frames
 
     def to_text(self) -> str:
         """The value of the variable."""
@@ -110,6 +113,7 @@ class Process:
         self._name: str | None = None  # of the file that says that it trains
         self._ended = False
         self._error = ''
+        self._printed = 0  # identity of the error that a Trainer has printed
         self._exit = os._exit
 
     @property
@@ -162,6 +166,8 @@ class Process:
         # What is imported by now stays: collections need not look at it each time.
         gc.freeze()
         threading.excepthook = _Explaining(self, threading.excepthook)
+        trainer: Any = importlib.import_module('chainer.training.trainer')
+        trainer.traceback = _Printing(self.print_folded)
         if self._alone:
             sys.excepthook = _Explaining(self, sys.excepthook)
 
@@ -187,10 +193,10 @@ class Process:
             try:
                 run()
             except BaseException as error:
-                shown = self.explain(error)
+                shown = self.present(self.explain(error))
                 if shown is error:
                     raise
-                raise shown from error
+                raise shown from shown.__cause__
             finally:
                 self.end()
 
@@ -238,6 +244,32 @@ class Process:
             line = ' '.join(str(shown).split())
             self._error = f'{type(shown).__name__}: {line}' if line else repr(shown)
         return shown
+
+    def present(self, error: BaseException) -> BaseException:
+        """An error as it is printed: with one traceback; see :func:`.errors.fold`."""
+        if self.settings.all_frames:
+            return error
+        is_cause = self._printed == id(error.__cause__)
+        fold(error)
+        refused = self.follower is not None and self.follower.refused
+        if is_cause or (refused and isinstance(error, OptionError)):
+            error.__traceback__ = None  # it is printed, or says nothing about it
+        return error
+
+    def is_printed(self, error: BaseException) -> bool:
+        """Whether a Trainer has printed all of it."""
+        return self._printed == id(error)
+
+    def print_folded(self, trace: Any) -> None:
+        """Prints the traceback of an error that is being handled, as a Trainer does."""
+        import traceback
+
+        error = sys.exc_info()[1]
+        if error is not None and not self.settings.all_frames:
+            trace = fold(error).__traceback__
+            if isinstance(error, MemoryError):
+                self._printed = id(error)
+        traceback.print_tb(trace)
 
     def _end_and_exit(self, status: int) -> None:
         """In place of ``os._exit``."""
@@ -294,8 +326,12 @@ class Process:
         if lines or (follower is not None and self._error):
             import json
 
-            with open(f'{self._name}.told', 'w', encoding='utf-8') as file:
-                json.dump([os.getpid(), lines, self._error], file)
+            text = json.dumps([os.getpid(), lines, self._error])
+            with (
+                contextlib.suppress(OSError),  # a full disk
+                open(f'{self._name}.told', 'w', encoding='utf-8') as file,
+            ):
+                file.write(text)
         with contextlib.suppress(OSError):
             os.remove(self._name)
 
@@ -316,10 +352,10 @@ class Process:
         elif not elsewhere:
             found = ['the limit was not applied: the program has not imported Chainer']
         for pid, lines, error in children:
-            if lines:
-                found.append(f'process {pid}: {"; ".join(lines)}')
             if error:
                 found.append(f'process {pid} has ended with {error}')
+            if lines:
+                found.append(f'process {pid}: {"; ".join(lines)}')
         return found
 
     def _read_children(self) -> list[tuple[int, list[str], str]]:
@@ -331,7 +367,10 @@ class Process:
             for name in sorted(os.listdir(folder)):
                 if name.endswith('.told'):
                     path = os.path.join(folder, name)
-                    with open(path, encoding='utf-8') as file:
+                    with (
+                        contextlib.suppress(ValueError),  # the disk was full
+                        open(path, encoding='utf-8') as file,
+                    ):
                         found.append(tuple(json.load(file)))
             shutil.rmtree(folder, ignore_errors=True)
         return found
@@ -343,6 +382,17 @@ def _lives(number: str) -> bool:
     except (ValueError, OSError):
         return False
     return True
+
+
+class _Printing:
+    """In place of the module ``traceback`` in that of Trainer.
+
+    Args:
+        print_tb (callable): Gets a traceback.
+    """
+
+    def __init__(self, print_tb: Callable[[Any], None]) -> None:
+        self.print_tb = print_tb
 
 
 class _Explaining:
@@ -359,14 +409,14 @@ class _Explaining:
 
     def __call__(self, *args: Any) -> None:
         if len(args) == 3:
-            shown = self._process.explain(args[1])
+            shown = self._process.present(self._process.explain(args[1]))
             self._hook(type(shown), shown, shown.__traceback__)
             return
         (of_thread,) = args
         if of_thread.exc_value is None:
             self._hook(of_thread)
             return
-        shown = self._process.explain(of_thread.exc_value)
+        shown = self._process.present(self._process.explain(of_thread.exc_value))
         told = type(shown), shown, shown.__traceback__, of_thread.thread
         self._hook(threading.ExceptHookArgs(told))
 
@@ -383,7 +433,7 @@ def begin(settings: Settings, alone: bool = False) -> Process:
     """
     global _process
     if _process is not None:
-        _process.settings = Settings()
+        _process.settings = Settings(all_frames=True)  # it leaves errors alone, too
     _process = Process(settings, alone)
     _process.begin()
     return _process

@@ -170,7 +170,9 @@ def parse(
         metavar='RATE',
         help='slows copies down to what a bus would do, such as 100MB/s',
     )
-    parser.add_argument('--out', default='.', help='folder of the picture')
+    parser.add_argument(
+        '--out', default='result', help='folder of picture and figures: result'
+    )
     options = parser.parse_args(arguments)
     for name, least in (('batchsize', 1), ('width', 1), ('iterations', 8)):
         if getattr(options, name) < least:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -249,6 +250,29 @@ def test_errors_name_options_as_they_are_typed(command):
     finally:
         use_flags(python)
     assert str(OptionError('Raise memory_limit.')) == 'Raise memory_limit.'
+
+
+@pytest.mark.parametrize('command', commands.COMMANDS)
+def test_a_missing_value_is_told_with_flags_of_the_command(command, hybridmem):
+    parser = argparse.ArgumentParser()
+    command().add_arguments(parser)
+    for action in parser._actions:
+        if action.option_strings and action.nargs is None:
+            status, _, err = hybridmem(command.name, action.option_strings[-1])
+            assert (status, err.count('\n')) == (2, 1)
+            told = set(re.findall(r'--[a-z][\w-]+', err))
+            assert told == {o for o in action.option_strings if o[:2] == '--'} & told
+            assert told or len(action.option_strings[-1]) == 2
+
+
+@pytest.mark.parametrize('command', ['run', 'verify', 'profile'])
+def test_what_trains_in_a_limit_has_the_options_that_its_errors_name(command):
+    """See ``OutOfMemoryExplainer`` and the planners."""
+    line = [command]
+    subparsers = commands.make_parser(line)._subparsers._group_actions[0].choices
+    flags = arguments.find_flags(subparsers[command])
+    named = {'splitting', 'cross_iteration', 'host_limit', 'swap_dir', 'memory_limit'}
+    assert named <= set(flags)
 
 
 def test_a_command_says_its_own_flags_only(profile, hybridmem):

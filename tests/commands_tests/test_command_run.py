@@ -144,6 +144,151 @@ def test_errors_name_what_their_reader_can_change(folder, program, named):
     assert any(named in line for line in err), err
 
 
+TRAINER = """
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+class Net(chainer.ChainList):
+    def __init__(self):
+        super().__init__(*[L.Linear(64, 64) for _ in range(8)])
+
+    def forward(self, x):
+        for layer in self:
+            x = F.tanh(layer(x))
+        return F.average(x)
+
+model = Net()
+optimizer = chainer.optimizers.Adam().setup(model)
+rows = np.ones((4000, 64), np.float32)
+iterator = chainer.iterators.SerialIterator(rows, 1000)
+updater = chainer.training.StandardUpdater(iterator, optimizer, loss_func=model)
+chainer.training.Trainer(updater, (8, 'iteration'), out='out').run()
+"""
+# The limit holds from the beginning, so that NumPy's error is explained.
+HOLDING = """
+from chainer_hybridmem.devices.host.memory import HostMemory
+HostMemory.raise_limit = lambda self, nbytes: False
+"""
+IN_THREAD = """
+import runpy, threading
+thread = threading.Thread(target=lambda: runpy.run_path('program.py'))
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ('kind', 'before'),
+    [
+        ('program', ''),
+        ('program', HOLDING),
+        ('trainer', ''),
+        ('trainer', HOLDING),
+        ('in_thread', HOLDING),
+        ('children', HOLDING),
+    ],
+)
+def test_a_limit_that_is_too_small_is_told_once(folder, kind, before):
+    (folder / 'trainer.py').write_text(before + TRAINER)
+    (folder / 'program.py').write_text(before + PROGRAM)
+    (folder / 'in_thread.py').write_text(IN_THREAD)
+    (folder / 'children.py').write_text(CHILDREN)
+    program = [f'{kind}.py', *(['spawn'] if kind == 'children' else [])]
+    _, _, err = run(folder, '--memory-limit', '800kB', *program)
+    processes = 2 if kind == 'children' else 1
+    assert sum(line.startswith('Traceback') for line in err) == processes
+    own = [line for line in err if 'File' in line and '/chainer_hybridmem/' in line]
+    assert len(own) <= (processes if kind == 'children' else 0)  # that raises it
+    assert any(line.startswith('  File') and 'function_node.py' in line for line in err)
+    assert re.search(r'[\d.]+ [KM]iB .*: --memory-limit [\d.]+[KM]iB$', err[-1])
+
+
+def test_all_frames_are_shown_if_they_are_asked_for(folder):
+    _, _, err = run(folder, '--all-frames', '--memory-limit', '800kB', 'program.py')
+    assert any('/chainer_hybridmem/session/' in line for line in err)
+
+
+def test_the_limit_of_the_last_line_is_one_to_run_with(folder):
+    (folder / 'trainer.py').write_text(TRAINER)
+    status, _, err = run(folder, '--memory-limit', '600kB', 'trainer.py')
+    assert status == 1
+    named = err[-1].rpartition(': ')[2]
+    status, _, err = run(folder, *named.split(), 'trainer.py')
+    assert (status, len(err)) == (0, 3)
+
+
+def test_errors_that_are_not_of_memory_keep_their_frames(folder):
+    (folder / 'bug.py').write_text(
+        'from chainer_hybridmem.session.session import Session\n'
+        'Session.statistics = lambda self: {}["a fault of ours"]\n' + PROGRAM
+    )
+    _, _, err = run(folder, '--memory-limit', '3MB', 'bug.py')
+    assert any('/chainer_hybridmem/session/follower.py' in line for line in err)
+
+
+def test_options_behind_the_program_are_told_of(folder):
+    given = ['program.py', '--epoch', '3', '--memory-limit=1GB', '--planner', 'x']
+    status, out, err = run(folder, *given)
+    assert (status, str(given[1:]) in out[-1]) == (7, True)
+    assert err == [
+        'hybridmem: program.py has got --memory-limit and --planner: what is for '
+        'hybridmem stands before the program: hybridmem run --memory-limit ... '
+        '--planner ... program.py'
+    ]
+
+
+@pytest.mark.parametrize('kind', ['folder goes', 'file is too large'])
+def test_a_report_that_cannot_be_written_leaves_the_exit_status(folder, kind):
+    (folder / 'pages').mkdir()
+    last = "import os; os.rmdir('pages')"
+    if kind == 'file is too large':  # as on a full disk
+        last = (
+            'import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); '
+            'resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))'
+        )
+    source = PROGRAM.replace('sys.exit(7)', f'{last}\nsys.exit(7)')
+    (folder / 'program.py').write_text(source)
+    command = ['--memory-limit', '1.5MB', '--report', 'pages/run.html', 'program.py']
+    status, _, err = run(folder, *command)
+    assert (status, len(err)) == (7, 4)
+    assert re.match(r'hybridmem: no report: .*run.html cannot be written: ', err[-1])
+
+
+def test_what_a_child_could_not_write_leaves_the_exit_status(folder):
+    source = PROGRAM.replace(
+        'sys.exit(7)',
+        "import json, os\nfolder = json.loads(os.environ['HYBRIDMEM_RUN'])['folder']\n"
+        "open(os.path.join(folder, '1.2.told'), 'w').write('[1')\nsys.exit(7)",
+    )
+    (folder / 'program.py').write_text(source)
+    status, _, err = run(folder, '--memory-limit', '1.5MB', 'program.py')
+    assert (status, len(err)) == (7, 3)
+
+
+def test_a_profile_that_cannot_be_written_ends_nothing(folder):
+    (folder / 'files').mkdir()
+    source = PROGRAM.replace('import gc', "import gc, os\nos.rmdir('files')")
+    (folder / 'program.py').write_text(source.replace('range(6)', 'range(12)'))
+    status, out, err = run(folder, '--profile', 'files/p.json', 'program.py')
+    assert (status, len(out)) == (7, 13)
+    assert len(err) == 1
+    assert re.match(r'hybridmem: no profile: .*p.json cannot be written: ', err[0])
+
+
+def test_ctrl_c_while_importing_is_one_line(folder):
+    (folder / 'models.py').write_text(
+        'import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n'
+        'signal.raise_signal(signal.SIGINT)\nimport chainer'
+    )
+    (folder / 'program.py').write_text('import models')
+    for limit in ((), ('--memory-limit', '1GB')):
+        status, _, err = run(folder, *limit, 'program.py')
+        assert err == ['hybridmem: interrupted while importing models']
+        assert status == -signal.SIGINT
+
+
 def test_what_cannot_be_run_or_limited(folder):
     status, out, err = run(folder, '--memory-limit', '1GB', 'infers.py')
     assert (status, out) == (0, ['no Chainer'])
@@ -193,7 +338,9 @@ def test_children_share_the_limit_and_are_told_of(folder, kind):
     (folder / 'children.py').write_text(CHILDREN)
     status, out, err = run(folder, '--memory-limit', '4MB', 'children.py', kind)
     assert (status, out[-1]) == (0, '[7, 1]')
-    *peaks, failed = [line for line in err if line.startswith('hybridmem: process')]
+    told = [line for line in err if line.startswith('hybridmem: process')]
+    (failed,) = (line for line in told if 'has ended with' in line)
+    peaks = [line for line in told if line is not failed]
     assert len(peaks) == 2
     for told in peaks:
         assert re.search(r'limit 1.9\d* MiB \(of 3.8 MiB, shared by 2 ', told)

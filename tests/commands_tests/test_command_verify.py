@@ -8,6 +8,7 @@ import pytest
 from chainer_hybridmem.commands.arguments import Limit
 from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records import library
+from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.simulation import make_problem
 
 NETWORKS = """
@@ -188,6 +189,21 @@ def test_nothing_guided_is_no_verdict(arguments, refused_late):
 def test_errors_of_the_network_are_told_in_one_line(arguments, refused_late):
     message = refused_late(*arguments, '--insize', '9')
     assert 'networks_to_verify:Tiny cannot be trained on 16 pictures' in message
+
+
+def test_options_that_errors_name(arguments, hybridmem, monkeypatch):
+    told = []
+    check = Options.__post_init__
+
+    def note(options):
+        check(options)
+        told.append((options.splitting, options.cross_iteration))
+
+    monkeypatch.setattr(Options, '__post_init__', note)
+    more = ('--planner', 'hybrid', '--splitting', 'true', '--cross-iteration', 'all')
+    status, out, err = hybridmem(*arguments, *more)
+    assert status == 0, err
+    assert told[-1] == (True, 'all') and 'every bit the same' in out
 
 
 def test_rules(arguments, hybridmem):

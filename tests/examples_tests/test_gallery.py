@@ -72,6 +72,14 @@ def test_two_processes(tmp_path):
     check('data_parallel', tmp_path)
 
 
+def test_nothing_is_written_that_git_does_not_ignore(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    comparison = importlib.import_module('comparison')
+    out = comparison.parse('', comparison.Defaults(8, 4, 0.8, 8), []).out
+    ignored = (FOLDER.parents[1] / '.gitignore').read_text().splitlines()
+    assert f'{out}/' in ignored
+
+
 def test_other_bits_are_told(monkeypatch, tmp_path, capsys):
     comparison = importlib.import_module('comparison')
     made = []

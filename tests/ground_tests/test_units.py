@@ -13,9 +13,11 @@ from chainer_hybridmem.units import (
     format_apart,
     format_bytes,
     format_count,
+    format_enough,
     format_seconds,
     parse_bandwidth,
     parse_bytes,
+    parse_limit,
 )
 
 
@@ -151,3 +153,51 @@ def test_sizes_that_differ_look_different(sizes: list[int]) -> None:
 def test_sizes_that_look_different_anyway_have_no_more_digits() -> None:
     assert format_apart(2**30, 2**31) == ['1.0 GiB', '2.0 GiB']
     assert format_apart(16 * 10**9, 16 * 10**9 + 2**20) == ['14.901 GiB', '14.902 GiB']
+
+
+@given(st.integers(1, 2**61))
+def test_enough_is_no_less_and_little_more(nbytes: int) -> None:
+    text = format_enough(nbytes)
+    found = parse_bytes(text)
+    assert parse_bytes(text.replace(' ', '')) == found
+    assert nbytes <= found <= max(nbytes * 1.011, nbytes + 1)
+    assert len(text) <= 8 or nbytes > 2**50
+
+
+@pytest.mark.parametrize(
+    ('given', 'meant'),
+    [
+        (8, '8GiB'),
+        (8.5, '8.5GiB'),
+        ('16', '16GiB'),
+        (8000, '8000MiB'),
+        ('12000', '12000MiB'),
+        (0.6, '60%'),
+    ],
+)
+def test_a_limit_that_lacks_its_unit_is_refused_with_what_was_meant(
+    given: Any, meant: str
+) -> None:
+    with pytest.raises(OptionError, match=f"memory_limit is .* Did you mean '{meant}'"):
+        parse_limit(given)
+
+
+@pytest.mark.parametrize('given', ['8KiB', 300_000, 16e9, '70000', '1B'])
+def test_a_limit_that_can_be_meant_is_taken(given: Any) -> None:
+    assert parse_limit(given) == parse_bytes(given)
+
+
+@pytest.mark.parametrize('given', [True, None, -1, 0, 'much', float('nan'), '-5'])
+def test_what_is_no_limit_is_refused_with_its_name(given: Any) -> None:
+    with pytest.raises(OptionError, match='memory_limit'):
+        parse_limit(given)
+
+
+def test_a_comma_for_a_point_is_told() -> None:
+    with pytest.raises(OptionError, match=r"Did you mean '8\.5GiB'\?"):
+        parse_bytes('8,5GiB')
+
+
+def test_a_percentage_names_the_command_that_takes_one() -> None:
+    with pytest.raises(OptionError, match='`hybridmem run`'):
+        parse_limit('60%')

@@ -187,3 +187,22 @@ def test_the_allocator_is_restored():
     before = cupy.cuda.get_allocator()
     train(memory_limit='4GiB')
     assert cupy.cuda.get_allocator() == before
+
+
+def test_all_that_is_free_counts_what_is_held_and_no_spare_blocks():
+    """CuPy's pool gives back what it only holds; what the model has is in the limit."""
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    cupy.empty(2**26, np.uint8)  # stays in the pool, for the next one
+    assert pool.free_bytes() >= 2**26
+    _, session = networks.train_on_gpu(
+        lambda: networks.Everything(channels=16),
+        networks.batches(2, size=BATCH_SIZE),
+        memory_limit='free',
+    )
+    free, total = cupy.cuda.runtime.memGetInfo()
+    assert session.limit_bytes < total
+    assert session.options.host_limit_bytes is None
+    margin = min(free // 16, 2**30)
+    assert session.limit_bytes == pytest.approx(free - margin, abs=2**25)

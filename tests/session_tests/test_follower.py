@@ -18,6 +18,7 @@ import chainer.links as L
 from chainer.graph_optimizations.static_graph import static_graph
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import Kind
 from chainer_hybridmem.session.follower import Follower
@@ -230,8 +231,9 @@ def test_a_program_that_catches_the_error_is_told_of():
     follower.__exit__()
     assert len(caught) == ITERATIONS - 2
     assert follower._peak_bytes == peak_bytes
-    *_, last = follower.describe()
-    assert last.endswith(f'the program has caught the error: {caught[0]}')
+    *_, told, last = follower.describe()
+    assert told == f'the program has caught this error: {caught[0]}'
+    assert re.search(r'will do: --memory-limit [\d.]+MiB$', last)
 
 
 @pytest.mark.parametrize(
@@ -270,14 +272,122 @@ def test_a_program_that_does_not_train(error, why):
     assert re.search(f'not applied: it {why}: ', follower.describe()[0])
 
 
-def test_a_percentage_that_is_too_small_is_told_with_one_that_does():
-    follower = Follower('20%', {})
+@pytest.mark.parametrize('limit', ['20%', '1MB'])
+def test_the_last_line_names_a_limit_that_does(limit):
+    """As a share of the peak where one was asked for."""
+    follower = Follower(limit, {'splitting': False})
     with pytest.raises(MemoryError), follower:
         one_model(20)
-    found = re.search(r'\(20%; (\d+%) do\)', follower.describe()[1])
-    with Follower(found[1], {}) as follower:
+    *_, last = follower.describe()
+    found = re.fullmatch(r'[\d.]+ \w+ will do: --memory-limit (\S+)', last)
+    assert found and found[1].endswith(limit[-1])
+    with Follower(found[1], {'splitting': False}) as follower:
         one_model(20)
-    assert f'({found[1]})' in follower.describe()[1]
+    assert len(follower.describe()) == 3
+
+
+def test_a_shared_limit_is_named_for_all_who_share_it():
+    named = []
+    for sharers in (1, 2):
+        follower = Follower(sharers * 10**6, {}, count_sharers=lambda n=sharers: n)
+        with pytest.raises(MemoryError), follower:
+            one_model(20)
+        *_, last = follower.describe()
+        named.append(parse_bytes(last.rpartition(' ')[2]))
+    assert named[1] == pytest.approx(2 * named[0], rel=0.01)
+
+
+def test_what_does_not_fit_and_shows_nothing_is_told_with_what_it_needs(monkeypatch):
+    monkeypatch.setattr(HostMemory, 'raise_limit', lambda self, nbytes: False)
+    follower = Follower(10**6, {'splitting': False})
+    with pytest.raises(hybridmem.OutOfMemoryError) as caught, follower:
+        one_model()
+    *_, last = follower.describe()
+    told = re.fullmatch(r'.* or more is needed: --memory-limit (\S+)', last)
+    needed = caught.value.used_bytes + caught.value.requested_bytes
+    assert needed <= parse_bytes(told[1]) <= 1.01 * needed
+
+
+def test_host_copies_without_room_are_told_with_what_they_need():
+    told = {'planner': 'swap-all', 'host_limit': '300kB'}
+    follower = Follower(4_200_000, told)
+    with pytest.raises(hybridmem.InfeasibleError) as caught, follower:
+        one_model()
+    *_, last = follower.describe()
+    named = re.fullmatch(r'.* or more is needed on the host: --host-limit (\S+)', last)
+    needed = caught.value.requested_bytes
+    assert needed <= parse_bytes(named[1]) <= 1.01 * needed
+
+
+@pytest.mark.parametrize('limit', ['60%', 'auto'])
+def test_what_does_not_fit_without_a_limit_is_told_of_the_one_that_helps(limit):
+    follower = Follower(limit, {})
+    with pytest.raises(MemoryError), follower:
+        one_model(1)
+        raise MemoryError
+    assert follower.describe()[-1].endswith('does not fit: --memory-limit free')
+
+
+@pytest.mark.parametrize('verify', [2, 0])
+def test_what_was_verified_is_told(verify):
+    with Follower(LIMIT, {'planner': 'hybrid', 'verify': verify}) as follower:
+        one_model()
+    told = [line for line in follower.describe() if 'verified' in line]
+    assert len(told) == bool(verify)
+    assert not told or re.match(r'verified 2 iterations: all bits of [1-9]', told[0])
+
+
+def test_that_nothing_was_verified_is_told():
+    with Follower(2**40, {'verify': True}) as follower:
+        one_model()
+    assert follower.describe()[-1].startswith('nothing was verified: ')
+
+
+def test_a_slip_in_a_rule_is_refused_before_a_limit_is_looked_for():
+    follower = Follower('60%', {'rules': [('1/LinearFunktion', 'keep')]})
+    with pytest.raises(OptionError, match='LinearFunction'), follower:
+        one_model()
+    assert follower.refused and not follower.has_trained
+
+
+def test_all_that_is_free_is_shared_and_told(monkeypatch):
+    """On a CPU host copies are in the same RAM."""
+    monkeypatch.setattr('chainer_hybridmem.devices.available_ram', lambda: 16 * 2**30)
+    with Follower('free', {}, count_sharers=lambda: 2) as follower:
+        one_model()
+    (figures,) = follower._figures
+    assert figures['host_limit_bytes'] == 15 * 2**30 // 4 // 2
+    half = (15 * 2**30 * 3 // 4) // 2
+    assert half <= figures['limit_bytes'] < half + 10**6  # that the model has
+    told = follower.describe()[1]
+    assert '(free: 16.0 GiB less 1.0 GiB and 3.8 GiB for host copies)' in told
+    with hybridmem.optimize(Layers(), 'free') as session:
+        assert 2 * half <= session.limit_bytes < 2 * half + 10**6
+
+
+@pytest.mark.parametrize(
+    ('options', 'nbytes'), [({'swap_dir': '.'}, 0), ({'host_limit': '1MiB'}, 2**20)]
+)
+def test_what_host_copies_may_take_is_not_free(options, nbytes, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr('chainer_hybridmem.devices.available_ram', lambda: 10**7)
+    expected = one_model()
+    with Follower('free', options) as follower:
+        assert one_model() == expected
+    (figures,) = follower._figures
+    assert figures['host_limit_bytes'] == nbytes
+    room_bytes = 10**7 - 10**7 // 16 - nbytes
+    model_bytes = 8 * (64 * 64 + 64) * 4
+    assert 0 <= figures['limit_bytes'] - room_bytes - model_bytes <= model_bytes
+
+
+def test_what_is_not_free_is_told(monkeypatch):
+    monkeypatch.setattr('chainer_hybridmem.devices.available_ram', lambda: 10**6)
+    follower = Follower('free', {'splitting': False})
+    with pytest.raises(MemoryError), follower:
+        one_model()
+    *_, last = follower.describe()
+    assert last.endswith('so much is not free: lower the batch size')
 
 
 def test_a_session_that_is_refused():
@@ -295,7 +405,7 @@ def test_time_beside_plain_of_a_short_program(limit):
     *_, time = follower.describe()
     known = 'times that of plain Chainer' in time
     assert known == (limit == '70%')
-    assert known or re.search(r'of which .+ wait for copies; .+ known once', time)
+    assert known or re.search(r'of which .+ wait for copies; .+ not timed', time)
 
 
 def test_auto_is_the_least_limit_that_costs_little():
@@ -474,7 +584,7 @@ def test_too_little_memory_ends_in_an_error_with_a_limit_that_will_do():
     assert re.search('a limit known to do is [0-9]+ bytes', str(caught.value))
     assert active_session() is None
     told = follower.describe()[1]
-    assert told.startswith('limit 976.6 KiB, exceeded once to find out what does; ')
+    assert told.startswith('limit 976.6 KiB, exceeded once to find out what will do; ')
 
 
 def test_nothing_of_it_is_left_in_chainer():

@@ -197,6 +197,8 @@ def test_one_process_needs_nobody():
     import chainermn
 
     communicator = chainermn.create_communicator('naive')
+    with pytest.raises(hybridmem.OptionError, match='another size for each rank'):
+        hybridmem.optimize(L.Linear(2, 2), 'free', communicator=communicator)
     model = L.Linear(2, 2)
     with hybridmem.optimize(model, '1GiB', communicator=communicator) as session:
         assert session.options.ranks_per_node == 1

@@ -106,19 +106,37 @@ def test_the_same_bits_under_rules(planner, data, limit, hostile):
 
 @pytest.mark.parametrize(
     ('pattern', 'nearest'),
-    [('encodr/*', 'encoder'), ('Tanhh', 'Tanh'), ('encoder/0/Sigmoidal', 'Sigmoid')],
+    [
+        ('encodr/*', 'encoder'),
+        ('Tanhh', 'Tanh'),
+        ('encoder/0/Sigmoidal', 'Sigmoid'),
+        ('/decoder/9', 'decoder/3'),
+    ],
 )
-def test_an_unknown_name_is_an_error_when_the_plan_is_made(
-    pattern, nearest, data, limit
-):
-    done = []
+def test_a_slip_in_a_name_is_refused_before_training(pattern, nearest):
     with pytest.raises(hybridmem.OptionError, match=rf'Nearest names:.*{nearest}'):
+        hybridmem.optimize(Coder(), '1GB', rules={pattern: 'keep'})
+
+
+@pytest.mark.parametrize(
+    'pattern',
+    ['encoder/0', '/encoder/0/linear', '*code*', 'Tanh', '/Sigmoid@5', 'LSTM',
+     'decoder/*/LinearFunction', '*r/1*Function', 'encoder/0/Tanh', 'MadeLater'],
+)  # fmt: skip
+def test_a_name_that_may_be_meant_is_taken(pattern):
+    hybridmem.optimize(Coder(), '1GB', rules={pattern: 'keep'})
+
+
+def test_a_name_that_nothing_resembles_is_an_error_when_the_plan_is_made(data, limit):
+    """It might have been a function that the program makes later."""
+    done = []
+    with pytest.raises(hybridmem.OptionError, match='Nearest names|Some names'):
         networks.train(
             Coder,
             data,
             after=lambda session, i: done.append(i),
             memory_limit=limit,
-            rules={pattern: 'keep'},
+            rules={'MadeLater': 'keep'},
         )
     assert done  # it has trained up to there
 

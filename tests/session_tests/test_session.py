@@ -48,6 +48,8 @@ def assert_nothing_installed():
         ({'planner': 'poch'}, UnknownNameError, "Did you mean 'pooch'"),
         ({'memory_limit': '4 quarks'}, OptionError, '4 quarks'),
         ({'memory_limit': 0}, OptionError, 'above zero'),
+        ({'memory_limit': 8000}, OptionError, "Did you mean '8000MiB'"),
+        ({'memory_limit': '60%'}, OptionError, '`hybridmem run`'),
         ({'link_bandwidth': -1}, OptionError, 'link_bandwidth'),
         ({'stepz': 3}, OptionError, 'steps'),
         ({'planner': 'pooch', 'time_budget': 3}, OptionError, 'with it: exact, hybrid'),

@@ -68,6 +68,17 @@ def function_name(function: Any) -> str:
     return type(target(function)).__name__
 
 
+def known_functions() -> set[str]:
+    """Names of all kinds of functions that have been imported, as function_name has."""
+    found: set[type] = set()
+    left: list[type] = [chainer.FunctionNode, chainer.Function]
+    while left:
+        new: set[type] = set(left.pop().__subclasses__()) - found
+        left += new
+        found |= new
+    return {kind.__name__ for kind in found}
+
+
 def name_and_arrays(own: Any) -> tuple[str, ...]:
     """Name of a :func:`target`'s class, and of arrays it has before its forward.
 

@@ -44,6 +44,16 @@ class Gpu:
         """Waits until everything issued has finished."""
         self.cuda.Device(self.number).synchronize()
 
+    def measure_free(self) -> tuple[int, int]:
+        """Bytes that the driver has left, and those that CuPy's pool has in use.
+
+        What the pool holds for later goes back to the driver first.
+        """
+        pool = self.cupy.get_default_memory_pool()
+        with self.current():
+            pool.free_all_blocks()
+            return int(self.runtime.memGetInfo()[0]), int(pool.total_bytes())
+
     def describe(self) -> dict[str, Any]:
         """Name, size and versions, as plain values."""
         properties = self.runtime.getDeviceProperties(self.number)

@@ -25,7 +25,7 @@ from chainer_hybridmem.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.session.setting.cache_folder import open_folder
 from chainer_hybridmem.session.setting.ranks import check_communicator
 from chainer_hybridmem.simulation.problem import CrossIteration, crossing_of
-from chainer_hybridmem.units import parse_bandwidth, parse_bytes
+from chainer_hybridmem.units import FREE, parse_bandwidth, parse_limit
 
 SESSION_TOLERANCE = 0.005  # of the bound; measured times are not more exact than that
 
@@ -50,7 +50,10 @@ class Options:
     """What a session is told beside its model.
 
     Args:
-        memory_limit: Most bytes on the compute device, such as ``'16GiB'``.
+        memory_limit: Most bytes on the compute device, such as ``'16GiB'``. With
+            ``'free'``, what is free there when the session is made, less a sixteenth,
+            1 GiB at most; on a CPU, less what ``host_limit`` allows, which is a quarter
+            of it unless it is given or there is ``swap_dir``.
         planner: Name of the planner. With a name there is a plan also where
             everything fits; None: ``'hybrid'``, for iterations in which memory has
             been short. As long as it has not, nothing is recorded or planned.
@@ -157,10 +160,17 @@ class Options:
         crossing_of(self.cross_iteration)
         check_splitting(self.splitting)
         self.verified_iterations = iterations_of(self.verify)
-        self.limit_bytes = parse_bytes(self.memory_limit, 'memory_limit')
+        self.limit_bytes = 0  # of what is free, it is known with the model
+        if self.memory_limit != FREE:
+            self.limit_bytes = parse_limit(self.memory_limit)
         self.host_limit_bytes = host_limit_bytes(self.host_limit, self.swap_dir)
         if self.communicator is not None:
             check_communicator(self.communicator)
+            if self.memory_limit == FREE:
+                raise OptionError(
+                    f'memory_limit is {FREE!r}, which is another size for each rank; '
+                    f'name one for all, such as 8GiB.'
+                )
         if self.host_limit_bytes is not None:
             self.host_limit_bytes //= self.ranks_per_node
         for name in ('link_bandwidth', 'disk_bandwidth'):

@@ -8,19 +8,77 @@ from collections.abc import Callable
 
 import chainer
 
+from chainer_hybridmem.chainer_access.graph.function_nodes import known_functions
 from chainer_hybridmem.chainer_access.models import device_of, name_device
-from chainer_hybridmem.devices import open_device, parse_device
+from chainer_hybridmem.chainer_access.owners import model_arrays
+from chainer_hybridmem.devices import measure_free, open_device, parse_device
 from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.execution import Executor
 from chainer_hybridmem.execution.verifier import Followed, Verification
 from chainer_hybridmem.planners import find_planner
 from chainer_hybridmem.records.profile import Phase, Profile
-from chainer_hybridmem.records.rules import Rules, check_names, names_of
+from chainer_hybridmem.records.rules import (
+    Rules,
+    check_names,
+    check_spelling,
+    names_of,
+)
 from chainer_hybridmem.session.setting.measuring_instruments import Instruments
 from chainer_hybridmem.session.setting.options import Options
 from chainer_hybridmem.session.setting.ranks import Ranks, open_ranks
 from chainer_hybridmem.splitting import Splitter
+from chainer_hybridmem.units import FREE, format_bytes
+
+# Of memory that is free: for the context, kernels and libraries, which grow later.
+FREE_MARGIN_SHARE, FREE_MARGIN_BYTES = 16, 2**30
+FREE_HOST_SHARE = 4  # of RAM, for host copies: they take the RAM that they free
+
+
+@dataclasses.dataclass(frozen=True)
+class FreeMemory:
+    """A limit that is all that is free on a model's device.
+
+    Attributes:
+        free_bytes (int): What was free.
+        margin_bytes (int): Left for libraries and others.
+        limit_bytes (int): The limit; what the model has taken already is in it.
+        host_limit_bytes (int or None): For host copies: on a CPU, of the same RAM.
+    """
+
+    free_bytes: int
+    margin_bytes: int
+    limit_bytes: int
+    host_limit_bytes: int | None
+
+    @classmethod
+    def measure(cls, model: chainer.Link, options: Options) -> FreeMemory:
+        """What is free now.
+
+        Args:
+            model: Is on the device.
+            options: Say where host copies go.
+
+        Raises:
+            OptionError: If the device does not tell.
+        """
+        name = _name_device(model, options.device)
+        free, held = measure_free(name)
+        margin = min(free // FREE_MARGIN_SHARE, FREE_MARGIN_BYTES)
+        host_limit = options.host_limit_bytes
+        room = free - margin
+        if parse_device(name)[0] == 'host':
+            held = sum(array.nbytes for array in model_arrays(model))
+            if host_limit is None:
+                host_limit = room // FREE_HOST_SHARE
+            room -= min(room, host_limit)
+        return cls(free, margin, room + held, host_limit)
+
+    def __str__(self) -> str:
+        told = f'{format_bytes(self.free_bytes)} less {format_bytes(self.margin_bytes)}'
+        if self.host_limit_bytes:
+            told += f' and {format_bytes(self.host_limit_bytes)} for host copies'
+        return told
 
 
 def open_device_of(model: chainer.Link, options: Options) -> Device:
@@ -34,6 +92,10 @@ def open_device_of(model: chainer.Link, options: Options) -> Device:
         OptionError: If the model is on another one.
         UnknownNameError: If there is no such device.
     """
+    if options.memory_limit == FREE:
+        found = FreeMemory.measure(model, options)
+        options.limit_bytes = found.limit_bytes
+        options.host_limit_bytes = found.host_limit_bytes
     return open_device(
         _name_device(model, options.device),
         options.limit_bytes,
@@ -76,6 +138,8 @@ class SessionRules:
         self._rules = rules
         self._paths = {path for path, _ in model.namedlinks() if path != '/'}
         self._met: set[str] = set()  # patterns that have named something
+        if rules:
+            check_spelling(rules, self._paths, known_functions())
 
     def choose(self, profile: Profile) -> Rules:
         """Those rules that name a function of an iteration.
