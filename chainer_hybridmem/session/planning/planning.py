@@ -217,7 +217,8 @@ class Planning:
                     'plan', guide, problem, lambda: self.maker.make_plan(guide, problem)
                 )
         except InfeasibleError as error:
-            if self.exceeds_limit():  # whose error tells more
+            of_host = error.limit_bytes != options.limit_bytes
+            if self.exceeds_limit() and not of_host:  # whose error tells more
                 guide.give_up()
                 return
             seen = (
