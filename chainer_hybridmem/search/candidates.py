@@ -30,6 +30,7 @@ from chainer_hybridmem.simulation.work import (
     SWAP,
     Outcome,
     Work,
+    copy_into,
     make_work,
 )
 from chainer_hybridmem.units import format_apart
@@ -474,7 +475,7 @@ def find_fastest(
     for i in range(len(action)):
         while not allowed[i, action[i]]:
             action[i] += 1
-    best[:] = action
+    copy_into(best, action)
     best_seconds, count, m = np.inf, 0, 0
     while m < len(action):
         seconds = kernel.judge(
@@ -483,7 +484,7 @@ def find_fastest(
         count += 1
         if seconds < best_seconds:
             best_seconds = seconds
-            best[:] = action
+            copy_into(best, action)
         m = 0
         while m < len(action):  # count up in a mixed radix
             action[m] += 1

@@ -16,7 +16,15 @@ import numpy as np
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.work import KEEP, LATE, PASSED, RECOMPUTE, SWAP, Work
+from chainer_hybridmem.simulation.work import (
+    KEEP,
+    LATE,
+    PASSED,
+    RECOMPUTE,
+    SWAP,
+    Work,
+    copy_into,
+)
 
 # -- moves of many maps at once -----------------------------------------------
 SPARSEST = 16  # of so many maps one changes
@@ -47,7 +55,9 @@ def spread(
     """
     # A group is drawn by its number of maps.
     place = np.random.randint(len(alike))
-    group = np.searchsorted(pointers, place, side='right') - 1
+    group = 0
+    while pointers[group + 1] <= place:
+        group += 1
     begin, end = pointers[group], pointers[group + 1]
     whole = end - begin
     length = whole
@@ -284,7 +294,7 @@ def anneal(
     proposed = current.copy()
     if state[0] == 0:
         np.random.seed(seed)
-        best[:] = current
+        copy_into(best, current)
         state[1] = state[2] = kernel.judge(
             a, current, limit, lead, out_seconds, in_seconds, barrier, np.inf, w
         )[0]
@@ -316,12 +326,12 @@ def anneal(
         )[0]
         if seconds <= ceiling:
             now = seconds
-            current[:] = proposed
+            copy_into(current, proposed)
             if now < best_seconds:
                 best_seconds = now
-                best[:] = current
+                copy_into(best, current)
         else:
-            proposed[:] = current
+            copy_into(proposed, current)
     state[0] += done
     state[1], state[2], state[3] = now, best_seconds, temperature
     return done
