@@ -247,6 +247,8 @@ def callback(
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
+        for one in _found_apart(function):
+            one.make_ready()
         made = CFunc(function, normalize_signature(signature), {}, {})
         try:
             made.enable_caching()
