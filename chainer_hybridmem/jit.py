@@ -155,10 +155,17 @@ class _Apart(_Compiled):
         return entry
 
     def _compile_for_args(self, *args: Any, **kwargs: Any) -> Any:
-        if self._cell[0]:
-            return super()._compile_for_args(*args, **kwargs)  # says what is wrong
+        """What numba calls: a first call makes it ready, others have other types."""
         self.make_ready()
-        return self(*args, **kwargs)
+        (made,) = self.overloads.values()
+        given = [self.typeof_pyval(arg) for arg in args]
+        pairs = zip(given, made.signature.args, strict=False)
+        fits = all(self.typingctx.can_convert(*pair) is not None for pair in pairs)
+        if kwargs or len(given) != len(made.signature.args) or not fits:
+            raise TypeError(
+                f'{self.py_func.__name__} takes {made.signature.args}, not {given}'
+            )
+        return made.entry_point
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         self.make_ready()

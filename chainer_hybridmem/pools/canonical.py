@@ -34,6 +34,7 @@ from chainer_hybridmem.jit_table import Ints, Ints2, Shorts, Table
 from chainer_hybridmem.pools.placement import NOWHERE, Blocks
 from chainer_hybridmem.search.deadline import Deadline
 
+_i64 = types.int64
 OPEN, FITS, CANNOT = 0, 1, 2  # what is known
 # Keys of the ranks, the largest first; L stands for the highest load of a block's
 # sections, of what is still to be placed when a part begins: the hottest first.
@@ -201,7 +202,14 @@ def find_sections(spans: np.ndarray) -> tuple[np.ndarray, int]:
     return np.ascontiguousarray(ranges), int(largest.sum())
 
 
-@compiled()
+@compiled(
+    _i64(
+        _i64[:, ::1],
+        _i64[::1],
+        types.int32[::1],
+    ),
+    apart=True,
+)
 def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int:
     """Which blocks live together with each: ``others[pointer[i]:pointer[i + 1]]``.
 
@@ -235,7 +243,14 @@ def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int
     return total
 
 
-@compiled()
+@compiled(
+    types.void(
+        Tree.compiled,
+        _i64[::1],
+        types.boolean,
+    ),
+    apart=True,
+)
 def begin(tree: Tree, order: np.ndarray, by_load: bool) -> None:
     """Makes frame 0, whose parts are those of all blocks.
 
@@ -498,7 +513,16 @@ def _finish_part(tree: Tree, depth: int, by_load: bool) -> None:
             now[STATUS] = FITS
 
 
-@compiled(counted=False)
+@compiled(
+    _i64(
+        Tree.compiled,
+        _i64,
+        _i64,
+        types.boolean,
+    ),
+    apart=True,
+    counted=False,
+)
 def search(tree: Tree, capacity: int, steps: int, by_load: bool) -> int:
     """Goes on with a search.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError, OptionError
@@ -454,7 +455,23 @@ def count_assignments(problem: Problem) -> int:
     return math.prod(problem.arrays.allowed.sum(axis=1).tolist())
 
 
-@compiled(uses=(kernel, *kernel.PARTS))
+_i64, _f64, _bool = types.int64, types.float64, types.boolean
+
+
+@compiled(
+    _i64(
+        Arrays.compiled,
+        _i64,
+        _i64[::1],
+        _f64[::1],
+        _f64[::1],
+        _bool,
+        Work.compiled,
+        _i64[::1],
+    ),
+    apart=True,
+    uses=(kernel, *kernel.PARTS),
+)
 def find_fastest(
     a: Arrays,
     limit: int,

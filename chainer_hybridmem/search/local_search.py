@@ -12,6 +12,7 @@ and what helps one block often helps the next.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import kernel
@@ -25,6 +26,8 @@ from chainer_hybridmem.simulation.work import (
     Work,
     copy_into,
 )
+
+_i64, _f64, _bool = types.int64, types.float64, types.boolean
 
 # -- moves of many maps at once -----------------------------------------------
 SPARSEST = 16  # of so many maps one changes
@@ -246,7 +249,32 @@ def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
                 kept -= a.size[m]
 
 
-@compiled(uses=(kernel, *kernel.PARTS), nogil=True)
+@compiled(
+    _i64(
+        Arrays.compiled,
+        _i64[::1],
+        _i64,
+        _i64[::1],
+        _f64[::1],
+        _f64[::1],
+        _bool,
+        _i64[::1],
+        _i64[::1],
+        _i64[::1],
+        _i64,
+        _f64,
+        _f64,
+        _f64,
+        _i64,
+        _bool,
+        Work.compiled,
+        _i64[::1],
+        _f64[::1],
+        _i64,
+    ),
+    apart=True,
+    uses=(kernel, *kernel.PARTS), nogil=True,
+)
 def anneal(
     a: Arrays,
     current: np.ndarray,

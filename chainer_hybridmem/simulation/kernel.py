@@ -322,7 +322,21 @@ def evaluate(
     return seconds, peak, worst, entries, collective
 
 
-@compiled(counted=False, uses=PARTS)
+@compiled(
+    types.Tuple((_f64, _i64, _i64, _i64, _bool))(
+        Arrays.compiled,
+        _i64[::1],
+        _i64,
+        _i64[::1],
+        _f64[::1],
+        _f64[::1],
+        _bool,
+        _f64,
+        Work.compiled,
+    ),
+    apart=True,
+    counted=False, uses=PARTS,
+)
 def judge(
     a: Arrays,
     action: np.ndarray,

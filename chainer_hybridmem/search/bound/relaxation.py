@@ -7,6 +7,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.jit import compiled
@@ -107,7 +108,25 @@ def sum_excess(model: Model) -> np.ndarray:
 
 
 # -- cuts: the pairs of operations whose rows a point violates most -----------
-@compiled()
+_i64, _f64 = types.int64, types.float64
+_changes = types.Tuple((_i64[::1], _i64[::1], _f64[::1]))
+
+
+@compiled(
+    types.void(
+        _changes,
+        _changes,
+        _f64[::1],
+        _f64[::1],
+        _f64[::1],
+        _i64,
+        _f64,
+        _f64,
+        _f64[:, ::1],
+        _i64[:, ::1],
+    ),
+    apart=True,
+)
 def find_tightest(
     outs: tuple[np.ndarray, np.ndarray, np.ndarray],
     ins: tuple[np.ndarray, np.ndarray, np.ndarray],
