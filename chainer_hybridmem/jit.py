@@ -130,6 +130,7 @@ class _Apart(_Compiled):
     """One that is called by its address, which stands in a cell that has a name."""
 
     def declare(self, signature: Any) -> None:
+        _declared.append(self)
         self._declared = signature
         self._cell = np.zeros(1, np.int64)
         self._cell_name = f'{self.py_func.__module__}.{self.py_func.__name__}.address'
@@ -170,6 +171,21 @@ class _Apart(_Compiled):
     def get_call_template(self, args: Any, kws: Any) -> Any:
         self.make_ready()
         return super().get_call_template(args, kws)
+
+
+_declared: list[_Apart] = []
+
+
+def make_ready(*functions: Any) -> None:
+    """Compiles functions apart, or finds them in the cache, before they are called."""
+    for function in functions:
+        function.make_ready()
+
+
+def make_all_ready() -> int:
+    """Makes all functions apart ready of the modules that are imported; how many."""
+    make_ready(*_declared)
+    return len(_declared)
 
 
 def _call_by_address(

@@ -196,8 +196,3 @@ class Annealer:
         self.budget.count(done, timing.now() - began)
         found = search.evaluate(best)
         return found if found.seconds < start.seconds else start
-
-    def warm_up(self, groups: tuple[np.ndarray, np.ndarray] | None = None) -> None:
-        """Compiles on a fresh installation; the search must not count this."""
-        start = self.search.evaluate(self.search.fill(SWAP))
-        self.run_round(start, 1, 0.0, 0.0, 0, groups)

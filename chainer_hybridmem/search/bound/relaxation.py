@@ -184,16 +184,6 @@ def find_tightest(
                     in_bytes[k], in_to[k] = allowed, j
 
 
-def warm_up() -> None:
-    """Compiles on a fresh installation."""
-    whole, number = np.zeros(0, np.int64), np.zeros(0)
-    pointers = np.zeros(1, np.int64)
-    changes = (pointers, whole, number)
-    none, pair = np.zeros((2, 0)), np.zeros((2, 0), np.int64)
-    one = np.zeros(1)
-    find_tightest(changes, changes, number, one, number, 0, 1.0, 1.0, none, pair)
-
-
 # -- the program, solved ------------------------------------------------------
 STRETCHES = 30  # of operations, with one row and two pairs a round at most
 VIOLATED = 1e-7  # of the limit
