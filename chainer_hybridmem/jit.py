@@ -25,6 +25,7 @@ from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 from numba.core.types.misc import unliteral
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.compiling import Stopwatch
 
 if numba.config.DISABLE_JIT:
@@ -145,11 +146,9 @@ class _Apart(_Compiled):
     def compile(self, sig: Any) -> Any:
         entry = super().compile(sig)
         made = self.overloads[normalize_signature(sig)[0]]
-        self._cell[0] = made.library.get_pointer_to_function(
-            made.fndesc.llvm_func_name
-        )
+        self._cell[0] = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
         self.targetctx.remove_user_function(entry)
-        call = functools.partial(_call_by_address, self._cell_name, made.fndesc)
+        call: Any = functools.partial(_call_by_address, self._cell_name, made.fndesc)
         call.signature = made.fndesc.argtypes
         call.libs = ()
         self.targetctx._defns[entry].append(call, call.signature)
@@ -248,6 +247,11 @@ event.register('numba:compile', _listener)
 def compiling_seconds() -> float:
     """How long this process has been compiling, as on the first run on a machine."""
     return _listener.seconds
+
+
+def clock() -> float:
+    """Seconds of a clock that stands still while functions are compiled."""
+    return timing.now() - compiling_seconds()
 
 
 def _depend(dispatcher: Any, modules: Sequence[ModuleType]) -> None:

@@ -44,8 +44,8 @@ class TableType(types.Type):
     """What numba knows of a class of tables.
 
     Attributes:
-        members (dict): Type and first word of each, by name. An array has the address of
-            its data and its shape.
+        members (dict): Type and first word of each, by name; an array has the address
+            of its data and its shape.
     """
 
     def __init__(self, name: str, members: dict[str, Any]) -> None:
@@ -83,8 +83,8 @@ class Table:
         for name, (kind, _) in self._numba_type_.members.items():
             value = getattr(self, name)
             if not isinstance(kind, types.Array):
-                dtype = np.float64 if kind is types.float64 else np.int64
-                words.append(dtype(value).view(np.int64))
+                number = np.float64 if kind is types.float64 else np.int64
+                words.append(number(value).view(np.int64))
                 continue
             dtype = numpy_support.as_dtype(kind.dtype)
             array = np.ascontiguousarray(value, dtype)

@@ -42,9 +42,8 @@ import dataclasses
 
 import numpy as np
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.jit import make_ready
+from chainer_hybridmem.jit import clock, make_ready
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.planners.pooch import FASTER_STAGE, NODE_BUDGET
 from chainer_hybridmem.planners.superneurons import SUPERNEURONS
@@ -198,7 +197,7 @@ def hybrid(
             rival,
             planner='hybrid',
             options={**options, 'found_by': rival.planner},
-            planning_seconds=timing.now() - search.started,
+            planning_seconds=clock() - search.started,
             simulations=search.simulations + rival.simulations,
         )
     else:

@@ -34,7 +34,7 @@ from chainer_hybridmem.jit_table import Ints, Ints2, Shorts, Table
 from chainer_hybridmem.pools.placement import NOWHERE, Blocks
 from chainer_hybridmem.search.deadline import Deadline
 
-_i64 = types.int64
+_i64, _bool = types.int64, types.boolean
 OPEN, FITS, CANNOT = 0, 1, 2  # what is known
 # Keys of the ranks, the largest first; L stands for the highest load of a block's
 # sections, of what is still to be placed when a part begins: the hottest first.
@@ -247,7 +247,7 @@ def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int
     types.void(
         Tree.compiled,
         _i64[::1],
-        types.boolean,
+        _bool,
     ),
     apart=True,
 )
@@ -309,7 +309,7 @@ def _divide(tree: Tree, depth: int) -> int:
     return int(count - first)
 
 
-@compiled(types.void(Tree.compiled, types.int64, types.boolean), apart=True, counted=False)
+@compiled(types.void(Tree.compiled, _i64, _bool), apart=True, counted=False)
 def _begin_part(tree: Tree, depth: int, by_load: bool) -> None:
     """Makes a frame for the last part that is noted, its blocks by rank."""
     now, blocks = tree.now, tree.listed[0]
@@ -377,7 +377,7 @@ def _open(tree: Tree, depth: int, part: int, offset: int, place: int) -> None:
     tree.now[DEPTH] = depth
 
 
-@compiled(types.void(Tree.compiled, types.int64), apart=True, counted=False)
+@compiled(types.void(Tree.compiled, _i64), apart=True, counted=False)
 def _take_back(tree: Tree, depth: int) -> None:
     """Takes back what a frame has placed."""
     frame = tree.frame[depth]
@@ -493,7 +493,7 @@ def _choose(tree: Tree, depth: int) -> bool:
     return True
 
 
-@compiled(types.void(Tree.compiled, types.int64, types.boolean), apart=True, counted=False)
+@compiled(types.void(Tree.compiled, _i64, _bool), apart=True, counted=False)
 def _finish_part(tree: Tree, depth: int, by_load: bool) -> None:
     """A part is placed: notes its offsets, and goes on with the next one."""
     now = tree.now
@@ -518,7 +518,7 @@ def _finish_part(tree: Tree, depth: int, by_load: bool) -> None:
         Tree.compiled,
         _i64,
         _i64,
-        types.boolean,
+        _bool,
     ),
     apart=True,
     counted=False,

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.jit import compiled, compiling_seconds
+from chainer_hybridmem.jit import clock, compiled
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
@@ -108,8 +107,8 @@ class Search:
         self.work = make_work(problem.arrays)
         self._release_stall, self._need_stall = self.work.stalls  # views
         self.simulations = 0
-        self.started = timing.now()
-        with self.uncounted():  # compiles on a fresh installation
+        self.started = clock()
+        with self.uncounted():  # loads what is compiled
             self.evaluate(self.fill(SWAP))
 
     def count(self, simulations: int) -> None:
@@ -119,11 +118,11 @@ class Search:
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Excludes this block from planning time and counts."""
-        began, simulations = timing.now(), self.simulations
+        began, simulations = clock(), self.simulations
         try:
             yield
         finally:
-            self.started += timing.now() - began
+            self.started += clock() - began
             self.simulations = simulations
 
     def fill(self, action: int) -> np.ndarray:
@@ -197,7 +196,7 @@ class Search:
 
     def find_fastest(self) -> Candidate:
         """The first of the fastest assignments, after all have been simulated."""
-        action, compiled = self.fill(SWAP), compiling_seconds()
+        action = self.fill(SWAP)
         self.simulations += find_fastest(
             self.problem.arrays,
             self.limit_bytes,
@@ -208,7 +207,6 @@ class Search:
             self.work,
             action,
         )
-        self.started += compiling_seconds() - compiled  # which is not planning
         return self.evaluate(action)
 
     def in_core_fits(self) -> bool:
@@ -319,7 +317,7 @@ class Search:
             predicted_peak_bytes=peak_bytes,
             in_core_seconds=problem.in_core_seconds,
             lower_bound_seconds=problem.in_core_seconds,
-            planning_seconds=timing.now() - self.started,
+            planning_seconds=clock() - self.started,
             simulations=self.simulations,
             host_limit_bytes=problem.host_limit_bytes,
             parts=problem.parts,

@@ -273,7 +273,8 @@ def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
         _i64,
     ),
     apart=True,
-    uses=(kernel, *kernel.PARTS), nogil=True,
+    uses=(kernel, *kernel.PARTS),
+    nogil=True,
 )
 def anneal(
     a: Arrays,

@@ -335,7 +335,8 @@ def evaluate(
         Work.compiled,
     ),
     apart=True,
-    counted=False, uses=PARTS,
+    counted=False,
+    uses=PARTS,
 )
 def judge(
     a: Arrays,

@@ -8,9 +8,8 @@ Note: [no choice]
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import dataclasses
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,7 +63,8 @@ def with_free_choice(a: Arrays, recomputable: np.ndarray) -> Arrays:
     allowed[:, RECOMPUTE] = recomputable
     allowed[stays] = _KEPT
     allowed[~a.read, SWAP] = False
-    return dataclasses.replace(a, allowed=allowed, ruled=not (a.read.all() and not stays.any()))
+    ruled = not (a.read.all() and not stays.any())
+    return dataclasses.replace(a, allowed=allowed, ruled=ruled)
 
 
 def has_no_choice(a: Arrays) -> np.ndarray:

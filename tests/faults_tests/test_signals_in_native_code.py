@@ -19,8 +19,8 @@ from support import toys
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.interrupts import run_aside
-from chainer_hybridmem.pools import offline, planned_trace
 from chainer_hybridmem.jit import make_ready
+from chainer_hybridmem.pools import offline, planned_trace
 from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.annealing import Annealer, Budget
 from chainer_hybridmem.search.candidates import SWAP, Search

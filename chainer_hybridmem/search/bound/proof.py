@@ -87,8 +87,8 @@ import dataclasses
 
 import numpy as np
 
-from chainer_hybridmem.records.sharing import check_ranks, share_links
 from chainer_hybridmem.jit import make_ready
+from chainer_hybridmem.records.sharing import check_ranks, share_links
 from chainer_hybridmem.search.bound import relaxation
 from chainer_hybridmem.search.bound.relaxation import Relaxation
 from chainer_hybridmem.simulation.obedience import keeps_everything
