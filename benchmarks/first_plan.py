@@ -108,7 +108,9 @@ def first_and_again(folders: dict[str, str], turns: int) -> list[Row]:
                     pair = [run(code, folder, cache)[0] for _ in range(2)]
                 seconds[name].append(pair)
         for name, pairs in seconds.items():
-            first, again = (statistics.median(column) for column in zip(*pairs))
+            first, again = (
+                statistics.median(column) for column in zip(*pairs, strict=True)
+            )
             rows.append(
                 {
                     'command': command,
