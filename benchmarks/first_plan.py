@@ -30,8 +30,8 @@ assert main(['plan', 'shipped:resnet50-b8-host', '--memory-limit', '60%']) == 0
 """
 # A network whose plan needs an exact layout.
 SESSION = """
-import chainer, chainer.functions as F, chainer.links as L, numpy as np
 import chainer_hybridmem as hybridmem
+import chainer, chainer.functions as F, chainer.links as L, numpy as np
 
 layers = [
     part
