@@ -28,7 +28,6 @@ PLAN = """
 from chainer_hybridmem.commands import main
 assert main(['plan', 'shipped:resnet50-b8-host', '--memory-limit', '60%']) == 0
 """
-# A network whose plan needs an exact layout.
 SESSION = """
 import chainer_hybridmem as hybridmem
 import chainer, chainer.functions as F, chainer.links as L, numpy as np

@@ -20,6 +20,7 @@ from llvmlite import binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, event
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
@@ -139,9 +140,10 @@ class _Apart(_Compiled):
 
     def make_ready(self) -> None:
         """Compiles it, or finds it in the cache."""
-        if not self._cell[0]:
-            self.compile(self._declared)
-            self.disable_compile()
+        with global_compiler_lock:  # several threads may be about to call it
+            if not self._cell[0]:
+                self.compile(self._declared)
+                self.disable_compile()
 
     def compile(self, sig: Any) -> Any:
         entry = super().compile(sig)

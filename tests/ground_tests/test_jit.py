@@ -7,7 +7,9 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import numba
@@ -153,6 +155,25 @@ def test_what_is_apart_is_in_no_copy(
     assert name in code['add'] and name not in code['call']
     with pytest.raises(TypeError):
         chain.add('x')
+
+
+def test_threads_make_a_function_apart_ready_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, 'CACHE_DIR', str(tmp_path))  # of no former run
+
+    @jit.compiled(numba.int64(numba.int64), apart=True)
+    def add(x: int) -> int:
+        return x + 1
+
+    together = threading.Barrier(4)
+
+    def call(x: int) -> int:
+        together.wait()
+        return add(x)
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(call, range(4))) == [1, 2, 3, 4]
 
 
 def test_a_function_apart_is_ready_in_a_process_that_finds_its_caller_in_the_cache(
