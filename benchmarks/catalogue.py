@@ -93,6 +93,11 @@ BENCHMARKS = (
     ),
     Benchmark('planning', 'evaluations per second, seconds per planner'),
     Benchmark(
+        'first_plan',
+        'CPU seconds of a first plan and session, which compile; plans beside before',
+        ('first_plan.json',),
+    ),
+    Benchmark(
         'pools',
         'footprint of pools and layouts over the peak load',
         ('pools.json', 'pools.md'),

@@ -7,11 +7,14 @@ direction.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import work
 from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.work import IN, LEAVE, NEED, OUT, Work
+
+_floats = types.float64[::1]
 
 
 @compiled(inline=True, counted=False, uses=(work,))
@@ -46,7 +49,12 @@ def _list_swap_ins(w: Work) -> None:
             m = need_following[m]
 
 
-@compiled(counted=False, uses=(work,))
+@compiled(
+    types.float64(Arrays.compiled, _floats, _floats, Work.compiled),
+    apart=True,
+    counted=False,
+    uses=(work,),
+)
 def time_lanes(
     a: Arrays, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work
 ) -> float:

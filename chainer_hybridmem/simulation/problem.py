@@ -178,7 +178,9 @@ def with_host_limit(problem: Problem, host_limit_bytes: int | None) -> Problem:
     return dataclasses.replace(
         problem,
         host_limit_bytes=host_limit_bytes,
-        arrays=problem.arrays._replace(tiered=limit < total, host_limit=limit),
+        arrays=dataclasses.replace(
+            problem.arrays, tiered=limit < total, host_limit=limit
+        ),
         bounds={},
     )
 

@@ -185,7 +185,7 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
     if a.out_compute_share == a.in_compute_share == 1:
         return list(a.seconds.tolist())
     work = positions_from_plan(problem, plan)
-    as_measured = a._replace(out_compute_share=1.0, in_compute_share=1.0)
+    as_measured = dataclasses.replace(a, out_compute_share=1.0, in_compute_share=1.0)
     time_lanes(as_measured, *copy_seconds(problem, work.on_disk), work)
     swapped = work.swap_out >= 0
     moments = np.concatenate(

@@ -87,6 +87,7 @@ import dataclasses
 
 import numpy as np
 
+from chainer_hybridmem.jit import make_ready
 from chainer_hybridmem.records.sharing import check_ranks, share_links
 from chainer_hybridmem.search.bound import relaxation
 from chainer_hybridmem.search.bound.relaxation import Relaxation
@@ -198,7 +199,7 @@ def bound_of_ranks(problem: Problem, limit_bytes: int, ranks: int) -> float:
 
 def warm_up() -> None:
     """Compiles and imports what a bound needs; that is not planning."""
-    relaxation.warm_up()
+    make_ready(relaxation.find_tightest)
     from scipy import optimize, sparse  # noqa: F401
 
 
