@@ -153,7 +153,7 @@ class Learning:
     def _note_plain_peak(self, iteration: Iteration, problem: Problem | None) -> None:
         """What plain Chainer would have needed beside graphs of older iterations."""
         begun = iteration.plain_bytes, iteration.older_bytes
-        dead_bytes = iteration.older_bytes - iteration.late_bytes
+        dead_bytes = iteration.dead_bytes
         plain = kept = None
         if problem is not None:
             in_core, initial = problem.in_core, problem.profile.initial_bytes

@@ -478,8 +478,8 @@ class Loop(chainer.FunctionHook):
         executor.begin(None, {})
         wary = not executor.maps.all_present
         if wary:
-            away = executor.maps.find_away()
-            iteration.note_older(self._device.memory.used_bytes, away)
+            older = executor.maps.find_living()
+            iteration.note_older(self._device.memory.used_bytes, older)
         self._splitter.begin(None)
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
@@ -494,8 +494,8 @@ class Loop(chainer.FunctionHook):
         self._refuse(guide)
         iteration.note_memory(self._arrays.protect_from(self._executor))
         self._executor.know_older(self._ledger.older)
-        away = self._executor.maps.find_away()
-        iteration.note_older(self._device.memory.used_bytes, away)
+        older = self._executor.maps.find_living()
+        iteration.note_older(self._device.memory.used_bytes, older)
         self._host_share.give_to(guide)
         may_switch = not self._guidebook.begins_alone(key)
         if guide is None:
