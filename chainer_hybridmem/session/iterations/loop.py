@@ -530,11 +530,15 @@ class Loop(chainer.FunctionHook):
         self._splitter.begin(guide.ways)
 
     def _count_foreign(self, guide: Guide) -> int:
-        """What the program holds beyond what it held in the guide's profile."""
-        if guide.problem is None:
+        """What the program holds beyond what it held in the guide's recording."""
+        if guide.problem is not None:
+            initial_bytes = guide.problem.profile.initial_bytes
+        elif guide.forecast is not None:
+            initial_bytes = guide.forecast.initial_bytes
+        else:
             return 0
         held_bytes = self._device.memory.used_bytes - self._executor.maps.older_bytes
-        return max(0, held_bytes - guide.problem.profile.initial_bytes)
+        return max(0, held_bytes - initial_bytes)
 
     def _refuse(self, guide: Guide | None) -> None:
         """An iteration that surely cannot end does not begin.

@@ -81,8 +81,11 @@ class Needs:
 
     @property
     def named_bytes(self) -> int:
-        """See [limits that are named]."""
-        return with_spare(self.enough_bytes, self.in_core_bytes)
+        """See [limits that are named]; beyond what plain Chainer needs, none is."""
+        named = with_spare(self.enough_bytes, self.in_core_bytes)
+        if self.plain_bytes is None:
+            return named
+        return max(self.enough_bytes, min(named, self.plain_bytes))
 
     def __str__(self) -> str:
         beside = []
@@ -138,6 +141,9 @@ class Overrun:
         self._updates: dict[int, int] = {}  # of each parameter, when it was refused
         self._kinds: collections.Counter[tuple[int, int]] = collections.Counter()
         self._guides: dict[tuple[int, int], Guide | None] = {}  # by kind
+        self._foreign_bytes: collections.Counter[tuple[int, int]] = (
+            collections.Counter()
+        )  # that the program holds beyond what their recordings know, at most
         self._concluded = False
         self.told = ''
         self.raise_limit: Callable[[int], None] | None = None
@@ -199,6 +205,8 @@ class Overrun:
         kind = iteration.find_fingerprint(), iteration.position
         self._kinds[kind] += 1
         self._guides[kind] = iteration.following.guide
+        foreign_bytes = max(self._foreign_bytes[kind], iteration.foreign_bytes)
+        self._foreign_bytes[kind] = foreign_bytes
         self.needs = outside_limit(self._find_needs)
 
     @property
@@ -262,7 +270,10 @@ class Overrun:
         if not whole:
             grown_bytes = max(0, self._arrays.kept_bytes - self._model_bytes)
             seen += grown_bytes + self._explainer.find_coming_bytes()
-        found = [_find_plan_needs(guide) for guide in self._guides.values()]
+        found = [
+            _find_plan_needs(guide, self._foreign_bytes[kind])
+            for kind, guide in self._guides.items()
+        ]
         known = [needs for needs in found if needs is not None]
         count = self._iterations
         if not known or len(known) < len(found):
@@ -288,13 +299,18 @@ class Overrun:
         return dataclasses.replace(needs, enough_bytes=enough)
 
 
-def _find_plan_needs(guide: Guide | None) -> Needs | None:
-    """What plans for a guide's iterations need; None if nothing tells that."""
+def _find_plan_needs(guide: Guide | None, foreign_bytes: int) -> Needs | None:
+    """What plans for a guide's iterations need; None if nothing tells that.
+
+    Args:
+        guide: Of iterations that have been seen.
+        foreign_bytes: What the program holds beyond what its recording knows.
+    """
     if guide is None:
         return None
     if guide.problem is not None:
         least, _ = least_memory(guide.problem)
-        least += guide.foreign.nbytes
+        least += max(guide.foreign.nbytes, foreign_bytes)
         in_core = guide.problem.in_core
         plain, kept = in_core.plain_peak_bytes, in_core.peak_bytes
         return Needs(least, 1, least, plain, kept)
@@ -302,7 +318,8 @@ def _find_plan_needs(guide: Guide | None) -> Needs | None:
     if found is None:
         return None
     plain, kept = found.plain_bytes, found.kept_bytes
-    return Needs(found.enough_bytes, 1, found.plan_bytes, plain, kept)
+    enough, least = found.enough_bytes + foreign_bytes, found.plan_bytes + foreign_bytes
+    return Needs(enough, 1, least, plain, kept)
 
 
 def _callers() -> list[types.FrameType]:
