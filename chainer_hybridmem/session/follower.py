@@ -20,6 +20,7 @@ Note: [static graphs]
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import threading
@@ -57,6 +58,9 @@ from chainer_hybridmem.units import (
     format_seconds,
     is_percentage,
 )
+
+ENOUGH_ITERATIONS = 2  # inside a percentage, that have shown that it does
+GROWN = 1.05  # times what has been measured, which measurements may differ by
 
 
 class _Off:
@@ -231,8 +235,8 @@ class Follower:
         session = self._make_session(models)
         if session is not None:
             session.gives_way = self._give_way
-            if self._asked == AUTO and self._finder.is_over:
-                session.raise_limit_by(self._raise_limit)
+            if self._finder.is_found and self._finder.is_over:
+                session.raise_limit_by(functools.partial(self._raise_limit, session))
             session.__enter__()
             self._session, self._thread = session, threading.current_thread()
 
@@ -273,10 +277,22 @@ class Follower:
         self._finder = LimitFinder(self._asked, self._options, None, self._optimizers)
         self._finding = None
 
-    def _raise_limit(self, limit_bytes: int) -> None:
-        """Iterations need more than what ``auto`` has found."""
-        self._finder.raise_limit(limit_bytes)
+    def _raise_limit(self, session: Session, needs: Needs) -> bool:
+        """Iterations need more than what has been found.
+
+        A percentage is looked for anew where it has done before, or where plain Chainer
+        needs more than it did, as with a batch that grows. Else it is too small.
+        """
+        before = session.iterations - needs.iterations
+        known_bytes = self._finder.in_core_bytes or 0
+        if self._asked == AUTO:
+            self._finder.raise_limit(needs.named_bytes)
+        elif before >= ENOUGH_ITERATIONS or needs.in_core_bytes > GROWN * known_bytes:
+            self._due = True
+        else:
+            return False
         self._beginnings.wait()
+        return True
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""

@@ -484,6 +484,34 @@ def test_a_limit_that_was_found_and_is_too_small_is_raised():
     assert len(follower.describe()) == 3
 
 
+@pytest.mark.parametrize('every', [1, 3, 12])
+def test_a_percentage_follows_a_batch_that_grows(every):
+    """It is one of what plain Chainer needs for the batch there is."""
+
+    def train_growing() -> list[bytes]:
+        np.random.seed(0)
+        model = Layers()
+        optimizer = chainer.optimizers.SGD(0.1).setup(model)
+        losses = []
+        for i in range(36):
+            x = np.ones((500 * (1 + i // every), 64), np.float32)
+            loss = F.average(model(x))
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+            losses.append(loss.array.tobytes())
+            del loss
+        return losses
+
+    expected = train_growing()
+    follower = Follower('60%', {})
+    assert train_growing() == expected
+    follower.__exit__()
+    limits = [figures['limit_bytes'] for figures in follower._figures]
+    assert len(limits) > 1 and limits == sorted(limits)
+    assert follower._figures[-1]['peak_bytes'] <= limits[-1]
+
+
 def test_a_second_thread_is_refused_while_the_first_one_trains():
     follower = Follower(LIMIT, {})
     one_model()

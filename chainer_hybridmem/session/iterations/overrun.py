@@ -116,8 +116,9 @@ class Overrun:
     Attributes:
         needs (Needs or None): What has been found out; None before that.
         told (str): The error that has been raised for it; empty before that.
-        raise_limit (callable or None): Gets the limit that does, in place of an error;
-            the session is left before the next function.
+        raise_limit (callable or None): Gets what iterations need, and tells whether
+            another limit takes the place of an error; the session is left before the
+            next function then.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Overrun:
         )  # that the program holds beyond what their recordings know, at most
         self._concluded = False
         self.told = ''
-        self.raise_limit: Callable[[int], None] | None = None
+        self.raise_limit: Callable[[Needs], bool] | None = None
         self.needs: Needs | None = None
 
     @property
@@ -233,22 +234,23 @@ class Overrun:
             return
         if not (self._has_seen_step or self._iterations >= MOST_ITERATIONS):
             return
-        self.needs = outside_limit(self._find_needs)  # updates have needed more
-        if self.raise_limit is not None:
-            self._concluded = True
-            self.raise_limit(self.needs.named_bytes)
-            return
         error = self.take_error()
-        assert error is not None
-        raise error
+        if error is not None:
+            raise error
 
     def take_error(self) -> OutOfMemoryError | None:
-        """The error for what went beyond the limit, once; the limit holds again."""
+        """The error for what went beyond the limit, once; the limit holds again.
+
+        None if nothing did, or if another limit takes its place.
+        """
         refusal = self._refusal
         if refusal is None or self._concluded:
             return None
         self._memory.restore_limit()
-        self.needs = outside_limit(self._find_needs)
+        self.needs = outside_limit(self._find_needs)  # updates have needed more
+        if self.raise_limit is not None and self.raise_limit(self.needs):
+            self._concluded = True
+            return None
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         self._concluded = True
         self.told = (
