@@ -7,7 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-LAYERS, CHANNELS, SIDE, BATCH = 12, 32, 32, 32
+LAYERS, CHANNELS, SIDE, BATCH = 12, 16, 32, 16
 
 
 class Block(chainer.Chain):

@@ -5,11 +5,18 @@ under a plan: colder caches, copies beside them. So guided iterations are timed 
 more, between the same hooks as the recording.
 
 Note: [hooks cost time]
-    Where issuing is computing, the session's hooks stand between operations, and an
-    iteration is longer by what they cost. A hook belongs to the operation that it is
-    called before. Time in which it waits for copies or runs replays is left out: the
+    The session's hooks run in the program's thread, which computes, or issues what a
+    GPU computes: an iteration is longer by what they cost, and plain Chainer has none
+    of it. So their time is told apart. A hook belongs to the operation that it is
+    called before. What a hook takes to move maps is told by itself, for another plan
+    moves others. Time in which it waits for copies or runs replays is left out: the
     simulator adds it for any plan. Replays have times of their own: beside the copies
     and the other processes of an iteration they take longer than in a trial.
+
+Note: [busy machines]
+    Where issuing is computing, operations are timed by the clock, and then brought to
+    what the thread has computed: while another program has the processor, the clock
+    goes on. The update may wait for data as well, so that the clock counts there.
 """
 
 from __future__ import annotations
@@ -26,9 +33,11 @@ from chainer_hybridmem.records.profile import Profile
 class Times(NamedTuple):
     """How long one operation took."""
 
-    device_seconds: float  # copies excluded
-    host_seconds: float  # to issue it, hooks included; zero where that is computing
+    device_seconds: float  # copies and hooks excluded
+    host_seconds: float  # to issue it, hooks excluded; zero where that is computing
     replay_seconds: float = 0.0  # of its replay, waits excluded; zero without any
+    session_seconds: float = 0.0  # of hooks; waits, replays and moves excluded
+    move_seconds: float = 0.0  # of the moves before it, waits excluded
 
 
 class Hooks:
@@ -78,39 +87,75 @@ class Hooks:
         return len(self.operations()) == len(profile.operations)
 
 
+SAMPLES = 64  # of what the stopwatch itself takes in a hook
+
+
+def measure_hook(device: Device) -> float:
+    """Seconds that a stopwatch takes in each hook."""
+    watch = Stopwatch(device)
+    began = timing.spent()
+    for _ in range(SAMPLES):
+        watch.enter()
+        watch.leave(starts_operation=False)
+    return (timing.spent() - began) / SAMPLES
+
+
 class Stopwatch(Hooks, Observer):
     """Times one iteration.
 
     Args:
         device (Device): Tells the time.
+        hook_seconds (float): What it takes itself in each hook.
     """
 
-    def __init__(self, device: Device) -> None:
+    follows = False
+
+    def __init__(self, device: Device, hook_seconds: float = 0.0) -> None:
         super().__init__(device)
+        self._hook_seconds = hook_seconds
         self._issued: list[float] = []  # when the host entered each hook
-        self._planned: list[float] = []  # seconds of waits and replays in each hook
+        self._returned: list[float] = []  # when it left it
+        self._left_out: list[float] = []  # seconds of waits and replays in each hook
+        self._evicted: list[float] = []  # seconds of waits after each hook
+        self._moved: list[float] = []  # seconds of moves in each hook
         self._acts = False  # a wait or replay is under way
         self._replays: dict[int, float] = {}  # seconds by operation
         self._waited = 0.0  # seconds, within replays
+        self._spent: list[float] = []  # by the thread before each hook, but for waits
+        self._idle = 0.0  # by the thread, in waits
 
     @property
-    def observes(self) -> bool:
-        """Whether it has to know of waits and replays."""
+    def _computes(self) -> bool:
+        """Whether issuing is computing."""
         return not self.device.clock.asynchronous
 
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
         self._issued.append(timing.now())
-        self._planned.append(0.0)
+        for seconds in (self._left_out, self._evicted, self._moved):
+            seconds.append(0.0)
+        self._spent.append(timing.spent() - self._idle)
         super().enter()
 
+    def leave(self, starts_operation: bool) -> None:
+        """The session's hook ends, perhaps the one before an operation."""
+        super().leave(starts_operation)
+        self._returned.append(timing.now())
+
     # -- reports of the executor ----------------------------------------------
+    def move(self, operation: int, action: Callable[[], None]) -> None:
+        hook, left_out = len(self._moved) - 1, self._left_out[-1]
+        taken = self._time(action)
+        self._moved[hook] += taken - (self._left_out[-1] - left_out)
+
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
+        spent = timing.spent()
         if self._acts:
             self._waited += self._time(action)
         else:
             self._leave_out(action)
+        self._idle += timing.spent() - spent
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
         if self._acts:
@@ -118,26 +163,28 @@ class Stopwatch(Hooks, Observer):
             return
         waited = self._waited
         taken = self._leave_out(action) - (self._waited - waited)
-        self._replays[operation] = self._replays.get(operation, 0.0) + taken
+        if self._computes:
+            self._replays[operation] = self._replays.get(operation, 0.0) + taken
 
     def _leave_out(self, action: Callable[[], None]) -> float:
         """Does something whose time is not the hook's, nor of any operation."""
-        hook = len(self._planned) - 1
+        inside = len(self._returned) < len(self._issued)
+        where = self._left_out if inside else self._evicted
         self._acts = True
-        began = self.device.clock.mark()
+        began = timing.now()
         try:
             action()
         finally:
             self._acts = False
-            taken = self.device.clock.elapsed(began, self.device.clock.mark())
-            self._planned[hook] += taken
+            taken = timing.now() - began
+            where[-1] += taken
         return taken
 
     def _time(self, action: Callable[[], None]) -> float:
-        """Does something within a replay; returns the seconds that it has taken."""
-        began = self.device.clock.mark()
+        """Does something; returns the seconds that it has taken."""
+        began = timing.now()
         action()
-        return self.device.clock.elapsed(began, self.device.clock.mark())
+        return timing.now() - began
 
     # -- result ---------------------------------------------------------------
     def times(self) -> list[Times]:
@@ -146,28 +193,48 @@ class Stopwatch(Hooks, Observer):
         To be called in the hook that ends the iteration, when the device has
         finished its work.
         """
-        return [
+        found = [
             Times(
                 self._device_seconds(start, end),
                 self._host_seconds(start, end),
                 self._replays.get(k, 0.0),
+                self._session_seconds(start, end),
+                sum(self._moved[start:end]),
             )
             for k, (start, end) in enumerate(self.operations())
         ]
+        return self._without_others(found) if self._computes else found
+
+    def _without_others(self, found: list[Times]) -> list[Times]:
+        """The times, as if no other program had run; see [busy machines]."""
+        update, _ = self.operations()[-1]
+        seconds = sum(map(sum, found[:-1]))
+        if seconds <= 0:
+            return found
+        own = self._hook_seconds * update
+        ratio = max(self._spent[update] - self._spent[0] - own, 0.0) / seconds
+        scaled = [Times(*(ratio * one for one in times)) for times in found[:-1]]
+        return [*scaled, found[-1]]
 
     def _device_seconds(self, start: int, end: int) -> float:
         elapsed = self.device.clock.elapsed
-        if self.observes:  # [hooks cost time]
-            seconds = elapsed(self.entered[start], self.entered[end])
-            return max(seconds - sum(self._planned[start:end]), 0.0)  # rounding
-        return sum(
+        seconds = sum(
             elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
         )
+        if self._computes:
+            seconds -= sum(self._evicted[start:end])
+        return max(seconds, 0.0)  # rounding
 
     def _host_seconds(self, start: int, end: int) -> float:
-        if self.observes:
+        if self._computes:
             return 0.0
-        return self._issued[end] - self._issued[start]
+        return sum(self._issued[h + 1] - self._returned[h] for h in range(start, end))
+
+    def _session_seconds(self, start: int, end: int) -> float:
+        hooks = sum(self._returned[h] - self._issued[h] for h in range(start, end))
+        others = sum(self._left_out[start:end]) + sum(self._moved[start:end])
+        others += self._hook_seconds * (end - start)
+        return max(hooks - others, 0.0)
 
 
 class Lateness(Observer):

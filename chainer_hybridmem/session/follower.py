@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gc
 import math
+import statistics
 import threading
 import types
 import weakref
@@ -43,6 +44,9 @@ from chainer_hybridmem.units import (
     format_count,
     format_seconds,
 )
+
+
+MOST_SPREAD = 0.02  # of plain iterations, with which two decimals are told
 
 
 class _Off:
@@ -206,7 +210,8 @@ class Follower:
                 limit_bytes //= self._sharers
             return optimize(models, limit_bytes, **self._options)
         self._finding = finder.make_session(models)
-        self._beginnings.wait()
+        if self._finding is not None:
+            self._beginnings.wait()
         return self._finding
 
     def _renew_finder(self) -> None:
@@ -232,6 +237,8 @@ class Follower:
         """A backward is about to run, perhaps in a thread that has no session."""
         if self._session is None:
             self._backwards += 1
+            if self._finder.start_backward():
+                self._beginnings.wait()
         elif active_session() is None:
             self._check_thread()
             self._due = True  # its thread has ended
@@ -387,17 +394,21 @@ class Follower:
 
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])
-        seconds = one['iteration_seconds']
+        seconds, busy = one['iteration_seconds'], one['busy_seconds']
         if all(figures['fits'] for figures in self._figures):
             return 'time as without it: everything fits, and nothing had to leave'
         if seconds is None:
             return 'time unknown: no iteration has ended'
-        plain = one['in_core_seconds'] or self._finder.in_core_seconds
         told = f'time {format_seconds(seconds)} / iteration'
+        timed = self._finder.plain_seconds  # of plain Chainer
+        plain = statistics.median(timed) if timed else one['in_core_seconds']
         if not plain:
             told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
             return f"{told}; plain Chainer's is known once what comes again has a plan"
-        told += f', {seconds / plain:.2f} times that of plain Chainer'
+        # Two decimals only if two runs agree in them.
+        agree = len(timed) > 1 and max(timed) - min(timed) < MOST_SPREAD * min(timed)
+        decimals = 2 if agree else 1
+        told += f', {busy / plain:.{decimals}f} times that of plain Chainer'
         if one['predicted_seconds'] and one['guided_iterations']:
-            told += f' ({one["predicted_seconds"] / plain:.2f} predicted)'
-        return told
+            told += f' ({one["predicted_seconds"] / plain:.{decimals}f} predicted)'
+        return told if timed else f'{told}, which was estimated: it was not run alone'

@@ -36,9 +36,10 @@ class Arrays(NamedTuple):
 
     first_backward: int
     backward_seconds: float  # of the operations from there on
-    seconds: np.ndarray  # (n,) float64
-    host_seconds: np.ndarray  # (n,) float64, to issue the operation
-    issue_seconds: float  # to issue one copy
+    seconds: np.ndarray  # (n,) float64, the session's own work included
+    host_seconds: np.ndarray  # (n,) float64, to issue the operation; likewise
+    move_seconds: np.ndarray  # (M,) float64, what each copy of a map takes from compute
+    issue_seconds: np.ndarray  # (M,) float64, to issue each copy of a map
     duplex_share: float  # of its speed a direction keeps beside the other
     out_compute_share: float  # of its speed compute keeps beside swap-outs
     in_compute_share: float  # beside swap-ins
@@ -88,6 +89,8 @@ def list_recipes(
             continue
         op = recipe.operation
         seconds[op], peak[op] = recipe.seconds, recipe.peak_bytes
+        if not profile.issues:
+            seconds[op] += profile.move_cost.seconds_per_map
         inputs[op] = [item_of[s] for s in recipe.inputs if s in item_of]
         # What a replay starts with, such as a dropout mask, it does not make.
         products[op] = [item_of[s] for s in recipe.products if s not in recipe.inputs]

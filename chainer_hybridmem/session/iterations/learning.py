@@ -135,6 +135,7 @@ class Learning:
             self._note_plain_peak(iteration, problem)
         entry = self._history.add(
             seconds,
+            iteration.spent_seconds,
             self._executor.counters,
             None if guide is None else guide.plan,
             guided,
