@@ -45,7 +45,6 @@ from chainer_hybridmem.units import (
     format_seconds,
 )
 
-
 MOST_SPREAD = 0.02  # of plain iterations, with which two decimals are told
 
 

@@ -4,10 +4,10 @@ Note: [limits that are found]
     A percentage is a share of the in-core peak of the step that the program repeats.
     ``auto`` is the least limit whose plans are predicted to take at most ``MOST_COST``
     more than plain Chainer, over the step, the session's own work included. Where there
-    is none, nothing is limited: plain Chainer is faster than any session. It needs iterations that come again, to
-    record them; a limit below what iterations without a plan need is never taken, for
-    the next ones have none. It has what [limits that are named] have to spare, and is
-    raised where that is not enough.
+    is none, nothing is limited: plain Chainer is faster than any session. It needs
+    iterations that come again, to record them; a limit below what iterations without a
+    plan need is never taken, for the next ones have none. It has what [limits that are
+    named] have to spare, and is raised where that is not enough.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class LimitFinder:
             peak = recorded.find_peak()
             seconds = self._recorder.plain_step_seconds
             plain_seconds = statistics.median(seconds) if seconds else None
-            least = find_least_limit(recorded, self._options, plain_seconds)
+            least = find_least_limit(recorded, self._options, MOST_COST, plain_seconds)
             if least.limit_bytes is not None:
                 self.limit_bytes = min(peak, with_spare(least.limit_bytes, peak))
                 return
@@ -202,16 +202,16 @@ class LeastLimit(NamedTuple):
 def find_least_limit(
     recorded: RecordedProgram,
     options: dict[str, Any],
+    most_cost: float,
     plain_seconds: float | None = None,
-    most_cost: float = MOST_COST,
 ) -> LeastLimit:
     """The least limit whose plans cost at most a share of the in-core time of a step.
 
     Args:
         recorded: The step.
         options: Of the session that will follow plans.
-        plain_seconds: Of a step of plain Chainer; None: what is recorded tells it.
         most_cost: That share, such as 0.1.
+        plain_seconds: Of a step of plain Chainer; None: what is recorded tells it.
 
     Returns:
         LeastLimit: Between a limit that costs more and this one there is at most a

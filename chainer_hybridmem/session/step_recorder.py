@@ -2,12 +2,13 @@
 
 Note: [two sessions]
     The first one leaves plain Chainer as it is and shows its peak. Its hooks cost time
-    all the same, so the next steps run without a session, if one is asked for: they
-    show plain Chainer's time. The second session records. Each lasts until the program has repeated a step in which every
-    optimizer that lives updates: a critic that is trained several times in a row is no
-    step. Networks that are trained one after the other never have such a step, so
-    neither session waits for it for ever. Where a limit holds meanwhile, there is only
-    the second one.
+    all the same, so that the next steps run without a session where its time is asked
+    for. The second session records. Each lasts until the program has repeated a step in
+    which every optimizer that lives updates: a critic that is trained several times in
+    a row is no step. The second one also lasts until iterations under its plan are
+    timed: while they are recorded, they take much longer. Networks that are trained one
+    after the other never have such a step, so neither session waits for it for ever.
+    Where a limit holds meanwhile, there is only the second one.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ def time_lanes(
 
     Before operation k, in this order: the host issues what comes before it,
     swap-outs start, releases wait for their copy, swap-ins start, needed maps are
-    waited for, replays run. Where issuing is computing, what the program's thread
-    spends on the copies that start comes after that. Time passes in one place, from the end of one copy to
-    the next, because copies slow each other and compute down.
+    waited for, replays run. What the program's thread spends on copies that start takes
+    its time then, where issuing is computing. Time passes in one place, from the end of
+    one copy to the next, because copies slow each other and compute down.
     """
     heads, following = w.heads, w.following
     swap_out = w.swap_out

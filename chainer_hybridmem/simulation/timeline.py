@@ -138,7 +138,7 @@ def run_lanes(problem: Problem, work: Work) -> float:
 
 
 def find_moving(problem: Problem, work: Work) -> np.ndarray:
-    """(n,) seconds of compute that the copies which start before each operation cost."""
+    """(n,) seconds of compute that copies which start before each operation cost."""
     moving = np.zeros(len(problem.arrays.seconds) + 1)
     swapped = work.swap_out >= 0
     for starts in (work.swap_out, work.swap_in):

@@ -227,7 +227,7 @@ class IterationHistory:
 
         Args:
             seconds: It took.
-            spent_seconds: That the program's thread has computed.
+            spent_seconds: Of these, the program's thread has computed.
             counters: What it has moved.
             plan: What it may have followed.
             guided: Whether it has followed it.
@@ -243,7 +243,6 @@ class IterationHistory:
         if self._is_draft:
             before, self._is_draft = placed, False
         stalled = device.copies.take_stall_seconds()
-        issued = device.clock.asynchronous
         entry = {
             'guided': float(guided),
             'verified': float(verified),
@@ -253,7 +252,7 @@ class IterationHistory:
             'plan': plan,
             'seconds': seconds,
             'stall_seconds': stalled,
-            'busy_seconds': seconds if issued else spent_seconds + stalled,
+            'busy_seconds': min(seconds, spent_seconds + stalled),
             'peak_bytes': device.memory.peak_bytes,
             'swapped_bytes': counters.swapped_out_bytes + counters.swapped_in_bytes,
             'recomputed_bytes': counters.recomputed_bytes,
