@@ -21,6 +21,7 @@ Note: [busy machines]
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import Device, Mark, Span
 from chainer_hybridmem.execution.mover import Observer
 from chainer_hybridmem.records.profile import Profile
+
+Seconds = dict[int, float]
 
 
 class Times(NamedTuple):
@@ -113,41 +116,43 @@ class Stopwatch(Hooks, Observer):
     def __init__(self, device: Device, hook_seconds: float = 0.0) -> None:
         super().__init__(device)
         self._hook_seconds = hook_seconds
+        self._computes = not device.clock.asynchronous  # or it issues only
         self._issued: list[float] = []  # when the host entered each hook
         self._returned: list[float] = []  # when it left it
-        self._left_out: list[float] = []  # seconds of waits and replays in each hook
-        self._evicted: list[float] = []  # seconds of waits after each hook
-        self._moved: list[float] = []  # seconds of moves in each hook
+        if self._computes:  # that is the device's time
+            self._issued, self._returned = self.entered, self.left
+        self._left_out: Seconds = collections.defaultdict(float)  # in hooks
+        self._evicted: Seconds = collections.defaultdict(float)  # after hooks
+        self._moved: Seconds = collections.defaultdict(float)  # in hooks
+        self._replays: Seconds = collections.defaultdict(float)  # of operations
         self._acts = False  # a wait or replay is under way
-        self._replays: dict[int, float] = {}  # seconds by operation
         self._waited = 0.0  # seconds, within replays
-        self._spent: list[float] = []  # by the thread before each hook, but for waits
+        self._spent: Seconds = {}  # by the thread until hooks end, but for waits
         self._idle = 0.0  # by the thread, in waits
-
-    @property
-    def _computes(self) -> bool:
-        """Whether issuing is computing."""
-        return not self.device.clock.asynchronous
 
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        self._issued.append(timing.now())
-        for seconds in (self._left_out, self._evicted, self._moved):
-            seconds.append(0.0)
-        self._spent.append(timing.spent() - self._idle)
+        if not self._computes:
+            self._issued.append(timing.now())
+        elif not self.entered:
+            self._spent[-1] = timing.spent()
         super().enter()
 
     def leave(self, starts_operation: bool) -> None:
         """The session's hook ends, perhaps the one before an operation."""
+        if self._computes and not starts_operation:  # the update may begin
+            self._spent[len(self.left)] = timing.spent() - self._idle
         super().leave(starts_operation)
-        self._returned.append(timing.now())
+        if not self._computes:
+            self._returned.append(timing.now())
 
     # -- reports of the executor ----------------------------------------------
     def move(self, operation: int, action: Callable[[], None]) -> None:
-        hook, left_out = len(self._moved) - 1, self._left_out[-1]
+        hook = len(self.entered) - 1
+        left_out = self._left_out[hook]
         taken = self._time(action)
-        self._moved[hook] += taken - (self._left_out[-1] - left_out)
+        self._moved[hook] += taken - (self._left_out[hook] - left_out)
 
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
         spent = timing.spent()
@@ -164,12 +169,12 @@ class Stopwatch(Hooks, Observer):
         waited = self._waited
         taken = self._leave_out(action) - (self._waited - waited)
         if self._computes:
-            self._replays[operation] = self._replays.get(operation, 0.0) + taken
+            self._replays[operation] += taken
 
     def _leave_out(self, action: Callable[[], None]) -> float:
         """Does something whose time is not the hook's, nor of any operation."""
-        inside = len(self._returned) < len(self._issued)
-        where = self._left_out if inside else self._evicted
+        hook = len(self.entered) - 1
+        where = self._left_out if len(self.left) == hook else self._evicted
         self._acts = True
         began = timing.now()
         try:
@@ -177,7 +182,7 @@ class Stopwatch(Hooks, Observer):
         finally:
             self._acts = False
             taken = timing.now() - began
-            where[-1] += taken
+            where[hook] += taken
         return taken
 
     def _time(self, action: Callable[[], None]) -> float:
@@ -197,9 +202,9 @@ class Stopwatch(Hooks, Observer):
             Times(
                 self._device_seconds(start, end),
                 self._host_seconds(start, end),
-                self._replays.get(k, 0.0),
-                self._session_seconds(start, end),
-                sum(self._moved[start:end]),
+                self._replays[k],
+                sum(map(self._session_seconds, range(start, end))),
+                sum(self._moved[h] for h in range(start, end)),
             )
             for k, (start, end) in enumerate(self.operations())
         ]
@@ -208,11 +213,12 @@ class Stopwatch(Hooks, Observer):
     def _without_others(self, found: list[Times]) -> list[Times]:
         """The times, as if no other program had run; see [busy machines]."""
         update, _ = self.operations()[-1]
-        seconds = sum(map(sum, found[:-1]))
+        # The hook before the update is that operation's.
+        seconds = sum(map(sum, found[:-1])) + self._session_seconds(update)
         if seconds <= 0:
             return found
-        own = self._hook_seconds * update
-        ratio = max(self._spent[update] - self._spent[0] - own, 0.0) / seconds
+        own = self._hook_seconds * (update + 1)
+        ratio = max(self._spent[update] - self._spent[-1] - own, 0.0) / seconds
         scaled = [Times(*(ratio * one for one in times)) for times in found[:-1]]
         return [*scaled, found[-1]]
 
@@ -222,7 +228,7 @@ class Stopwatch(Hooks, Observer):
             elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
         )
         if self._computes:
-            seconds -= sum(self._evicted[start:end])
+            seconds -= sum(self._evicted[h] for h in range(start, end))
         return max(seconds, 0.0)  # rounding
 
     def _host_seconds(self, start: int, end: int) -> float:
@@ -230,11 +236,11 @@ class Stopwatch(Hooks, Observer):
             return 0.0
         return sum(self._issued[h + 1] - self._returned[h] for h in range(start, end))
 
-    def _session_seconds(self, start: int, end: int) -> float:
-        hooks = sum(self._returned[h] - self._issued[h] for h in range(start, end))
-        others = sum(self._left_out[start:end]) + sum(self._moved[start:end])
-        others += self._hook_seconds * (end - start)
-        return max(hooks - others, 0.0)
+    def _session_seconds(self, hook: int) -> float:
+        """Of one hook."""
+        seconds = self._returned[hook] - self._issued[hook]
+        others = self._left_out[hook] + self._moved[hook] + self._hook_seconds
+        return max(seconds - others, 0.0)
 
 
 class Lateness(Observer):
