@@ -7,6 +7,7 @@ import gc
 import re
 import threading
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,7 +31,11 @@ from chainer_hybridmem.session.recording_session import (
 )
 from chainer_hybridmem.session.session import active_session
 from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.session.step_recorder import RecordedProgram
+from chainer_hybridmem.session.step_recorder import (
+    TIMED_STEPS,
+    PlainTimer,
+    RecordedProgram,
+)
 from chainer_hybridmem.units import parse_bytes
 
 LIMIT = 3_000_000  # of 4.3 MB
@@ -325,6 +330,48 @@ def test_auto_is_the_least_limit_that_costs_little():
     assert plan.predicted_seconds <= 1.1 * plan.in_core_seconds
     beside = dataclasses.replace(step, kinds=(kind, kind._replace(older_bytes=1000)))
     assert find(9.0) < find(9.0, beside) <= peak + 1000
+
+
+@pytest.mark.parametrize(
+    ('plain', 'told'),
+    [
+        ([0.100, 0.101, 0.100], '1.50 times that of plain Chainer (1.45 predicted)'),
+        ([0.100, 0.150, 0.090], '1.5 times that of plain Chainer (1.4 predicted)'),
+        ([], '1.2 times that of plain Chainer (1.2 predicted), which was estimated'),
+    ],
+)
+def test_a_ratio_has_the_digits_that_are_known(plain, told):
+    """What is computed counts: another program has had the processor meanwhile."""
+    follower = Follower('60%', {})
+    follower.__exit__()
+    follower._figures.append(
+        {
+            'guided_iterations': 9,
+            'iteration_seconds': 0.4,
+            'busy_seconds': 0.15,
+            'predicted_seconds': 0.145,
+            'in_core_seconds': 0.125,
+            'fits': False,
+        }
+    )
+    with mock.patch.object(limit_finder.LimitFinder, 'plain_seconds', plain):
+        assert f'time 400.0 ms / iteration, {told}' in follower._describe_time()
+
+
+def test_plain_chainer_is_timed_without_a_session():
+    """Of a step with two backward passes, from one update to the next."""
+    updates, now = [0], [0.0]
+    timer = PlainTimer(lambda: updates[0], 1, lambda: now[0])
+    for step in range(TIMED_STEPS):
+        timer.start_backward()
+        now[0] += 1.0
+        timer.start_backward()
+        now[0] += 2.0 + step
+        updates[0] += 1
+        assert not timer.is_over
+    timer.start_backward()
+    assert timer.is_over
+    assert timer.seconds == [3.0 + step for step in range(TIMED_STEPS)]
 
 
 def test_no_limit_is_cheap_where_the_sessions_own_work_is_not():
