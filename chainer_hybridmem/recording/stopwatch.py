@@ -16,7 +16,8 @@ Note: [hooks cost time]
 Note: [busy machines]
     Where issuing is computing, operations are timed by the clock, and then brought to
     what the thread has computed: while another program has the processor, the clock
-    goes on. The update may wait for data as well, so that the clock counts there.
+    goes on. An all-reduce waits for other processes, and the update for data as well,
+    so that the clock counts there.
 """
 
 from __future__ import annotations
@@ -212,15 +213,16 @@ class Stopwatch(Hooks, Observer):
 
     def _without_others(self, found: list[Times]) -> list[Times]:
         """The times, as if no other program had run; see [busy machines]."""
-        update, _ = self.operations()[-1]
-        # The hook before the update is that operation's.
-        seconds = sum(map(sum, found[:-1])) + self._session_seconds(update)
+        after = len(self.starts)  # the first operation after backward
+        last, _ = self.operations()[after]
+        # That hook is the operation's.
+        seconds = sum(map(sum, found[:after])) + self._session_seconds(last)
         if seconds <= 0:
             return found
-        own = self._hook_seconds * (update + 1)
-        ratio = max(self._spent[update] - self._spent[-1] - own, 0.0) / seconds
-        scaled = [Times(*(ratio * one for one in times)) for times in found[:-1]]
-        return [*scaled, found[-1]]
+        own = self._hook_seconds * (last + 1)
+        ratio = max(self._spent[last] - self._spent[-1] - own, 0.0) / seconds
+        scaled = [Times(*(ratio * one for one in times)) for times in found[:after]]
+        return [*scaled, *found[after:]]
 
     def _device_seconds(self, start: int, end: int) -> float:
         elapsed = self.device.clock.elapsed

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import gc
 import math
-import statistics
 import threading
 import types
 import weakref
@@ -45,7 +44,7 @@ from chainer_hybridmem.units import (
     format_seconds,
 )
 
-MOST_SPREAD = 0.02  # of plain iterations, with which two decimals are told
+MOST_SPREAD = 0.01  # of two plain iterations, with which two decimals are told
 
 
 class _Off:
@@ -399,13 +398,13 @@ class Follower:
         if seconds is None:
             return 'time unknown: no iteration has ended'
         told = f'time {format_seconds(seconds)} / iteration'
-        timed = self._finder.plain_seconds  # of plain Chainer
-        plain = statistics.median(timed) if timed else one['in_core_seconds']
+        timed = sorted(self._finder.plain_seconds)  # the first one is least disturbed
+        plain = timed[0] if timed else one['in_core_seconds']
         if not plain:
             told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
             return f"{told}; plain Chainer's is known once what comes again has a plan"
         # Two decimals only if two runs agree in them.
-        agree = len(timed) > 1 and max(timed) - min(timed) < MOST_SPREAD * min(timed)
+        agree = len(timed) > 1 and timed[1] <= timed[0] * (1 + MOST_SPREAD)
         decimals = 2 if agree else 1
         told += f', {busy / plain:.{decimals}f} times that of plain Chainer'
         if one['predicted_seconds'] and one['guided_iterations']:

@@ -33,7 +33,7 @@ from chainer_hybridmem.session.recording_session import (
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.units import format_count
 
-TIMED_STEPS = 3  # without a session
+TIMED_STEPS = 5  # without a session
 PLAIN_ITERATIONS = 12  # at most: two steps of a critic that updates five times in each
 
 

@@ -156,23 +156,31 @@ def with_median_times(
 def _with_rare_times(
     medians: list[Times], timings: Sequence[Sequence[Times]]
 ) -> list[Times]:
-    """The medians, as much longer as iterations are, but for the update.
+    """The medians, so that they take what the least disturbed iteration has taken.
 
-    What comes now in one operation and now in another, as the collection of garbage,
-    is in no median. What is late in an iteration with an all-reduce is that one's; what
+    The update aside. What comes now in one operation and now in another, as the
+    collection of garbage, is in no median; what disturbs all of them is in each. What is late in an iteration with an all-reduce is that one's; what
     a GPU does is in no other place.
     """
     issued = any(median.host_seconds > 0 for median in medians)
-    before = sum(map(sum, medians[:-1]))
+    before = _sum_own(medians)
     if issued or before <= 0:
         return medians
-    ratio = statistics.median(sum(map(sum, row[:-1])) for row in timings) / before
+    ratio = min(map(_sum_own, timings)) / before
     if abs(ratio - 1) < LEAST_RARE:
         return medians
-    return [
-        *(Times(*(ratio * one for one in median)) for median in medians[:-1]),
-        medians[-1],
+    scaled = [
+        Times(*(ratio * one for one in median))._replace(
+            replay_seconds=median.replay_seconds
+        )
+        for median in medians[:-1]
     ]
+    return [*scaled, medians[-1]]
+
+
+def _sum_own(times: Sequence[Times]) -> float:
+    """Seconds of operations and hooks before the update, without replays."""
+    return sum(sum(one) - one.replay_seconds for one in times[:-1])
 
 
 def _count_moves(profile: Profile, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
