@@ -159,8 +159,8 @@ def _with_rare_times(
     """The medians, so that they take what the least disturbed iteration has taken.
 
     The update aside. What comes now in one operation and now in another, as the
-    collection of garbage, is in no median; what disturbs all of them is in each. What is late in an iteration with an all-reduce is that one's; what
-    a GPU does is in no other place.
+    collection of garbage, is in no median; what disturbs all of them is in each. What
+    is late in an iteration with an all-reduce is that one's, and a GPU's times stay.
     """
     issued = any(median.host_seconds > 0 for median in medians)
     before = _sum_own(medians)
