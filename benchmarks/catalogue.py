@@ -63,6 +63,11 @@ BENCHMARKS = (
     ),
     Benchmark('overhead', 'a session when everything fits', ('host_overhead.json',)),
     Benchmark(
+        'predicted.run',
+        'what `hybridmem run` predicts, beside CPU seconds over plain Chainer',
+        ('predicted.json', 'predicted_before.json'),
+    ),
+    Benchmark(
         'public_reports',
         'programs after public bug reports: bits, guided share, CPU time',
         ('public_reports.json',),

@@ -163,7 +163,7 @@ def hybrid(
     budget = Budget(search, 0 if few else steps, first)
     annealer = Annealer(search, budget)
     large = move_large_maps(search)
-    at_floor = large.seconds <= problem.in_core_seconds * (1 + tolerance)
+    at_floor = large.seconds <= problem.still_seconds * (1 + tolerance)
     if at_floor:
         best = large
         bound = lower_bound(search.problem, search.limit_bytes)

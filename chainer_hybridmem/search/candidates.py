@@ -291,7 +291,7 @@ class Search:
             planner,
             tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
             (),
-            problem.in_core_seconds,
+            problem.still_seconds,
             problem.in_core_peak_bytes,
             options,
         )
@@ -316,7 +316,7 @@ class Search:
             predicted_seconds=seconds,
             predicted_peak_bytes=peak_bytes,
             in_core_seconds=problem.in_core_seconds,
-            lower_bound_seconds=problem.in_core_seconds,
+            lower_bound_seconds=problem.still_seconds,
             planning_seconds=clock() - self.started,
             simulations=self.simulations,
             host_limit_bytes=problem.host_limit_bytes,

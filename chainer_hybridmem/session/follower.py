@@ -61,6 +61,7 @@ from chainer_hybridmem.units import (
 
 ENOUGH_ITERATIONS = 2  # inside a percentage, that have shown that it does
 GROWN = 1.05  # times what has been measured, which measurements may differ by
+MOST_SPREAD = 0.01  # of two plain iterations, with which two decimals are told
 
 
 class _Off:
@@ -261,7 +262,8 @@ class Follower:
                 options = {**options, 'host_limit': host_limit}
             return optimize(models, limit_bytes, **options)
         self._finding = finder.make_session(models)
-        self._beginnings.wait()
+        if self._finding is not None:
+            self._beginnings.wait()
         return self._finding
 
     def _take_free(self, models: list[chainer.Link]) -> None:
@@ -308,6 +310,8 @@ class Follower:
         """A backward is about to run, perhaps in a thread that has no session."""
         if self._session is None:
             self._backwards += 1
+            if self._finder.start_backward():
+                self._beginnings.wait()
         elif active_session() is None:
             self._check_thread()
             self._due = True  # its thread has ended
@@ -518,17 +522,21 @@ class Follower:
 
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])
-        seconds = one['iteration_seconds']
+        seconds, busy = one['iteration_seconds'], one['busy_seconds']
         if all(figures['fits'] for figures in self._figures):
             return 'time as without it: everything fits, and nothing had to leave'
         if seconds is None:
             return 'time unknown: no iteration has ended'
-        plain = one['in_core_seconds'] or self._finder.in_core_seconds
         told = f'time {format_seconds(seconds)} / iteration'
+        timed = sorted(self._finder.plain_seconds)  # the first one is least disturbed
+        plain = timed[0] if timed else one['in_core_seconds']
         if not plain:
             told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
             return f'{told}; plain Chainer was not timed'
-        told += f', {seconds / plain:.2f} times that of plain Chainer'
+        # Two decimals only if two runs agree in them.
+        agree = len(timed) > 1 and timed[1] <= timed[0] * (1 + MOST_SPREAD)
+        decimals = 2 if agree else 1
+        told += f', {busy / plain:.{decimals}f} times that of plain Chainer'
         if one['predicted_seconds'] and one['guided_iterations']:
-            told += f' ({one["predicted_seconds"] / plain:.2f} predicted)'
-        return told
+            told += f' ({one["predicted_seconds"] / plain:.{decimals}f} predicted)'
+        return told if timed else f'{told}, which was estimated: it was not run alone'

@@ -38,9 +38,10 @@ class Arrays(Table):
 
     first_backward: int
     backward_seconds: float  # of the operations from there on
-    seconds: Floats  # (n,)
-    host_seconds: Floats  # (n,), to issue the operation
-    issue_seconds: float  # to issue one copy
+    seconds: Floats  # (n,), the session's own work included
+    host_seconds: Floats  # (n,), to issue the operation; likewise
+    move_seconds: Floats  # (M,), what each copy of a map takes from compute
+    issue_seconds: Floats  # (M,), to issue each copy of a map
     duplex_share: float  # of its speed a direction keeps beside the other
     out_compute_share: float  # of its speed compute keeps beside swap-outs
     in_compute_share: float  # beside swap-ins
@@ -90,6 +91,8 @@ def list_recipes(
             continue
         op = recipe.operation
         seconds[op], peak[op] = recipe.seconds, recipe.peak_bytes
+        if not profile.issues:
+            seconds[op] += profile.move_cost.seconds_per_map
         inputs[op] = [item_of[s] for s in recipe.inputs if s in item_of]
         # What a replay starts with, such as a dropout mask, it does not make.
         products[op] = [item_of[s] for s in recipe.products if s not in recipe.inputs]

@@ -62,8 +62,9 @@ def time_lanes(
 
     Before operation k, in this order: the host issues what comes before it,
     swap-outs start, releases wait for their copy, swap-ins start, needed maps are
-    waited for, replays run. Time passes in one place, from the end of one copy to
-    the next, because copies slow each other and compute down.
+    waited for, replays run. What the program's thread spends on copies that start takes
+    its time then, where issuing is computing. Time passes in one place, from the end of
+    one copy to the next, because copies slow each other and compute down.
     """
     heads, following = w.heads, w.following
     swap_out = w.swap_out
@@ -87,6 +88,7 @@ def time_lanes(
     tail[:] = 0
     now, host = 0.0, 0.0
     for k in range(len(seconds)):
+        moving = 0.0
         for stage in range(4):
             # What is waited for: the host, copies out, copies in, compute.
             lane, target, until, speed = stage - 1, -1, np.inf, 1.0
@@ -99,11 +101,12 @@ def time_lanes(
                     for beside in range(2):
                         if ends_at[beside] < np.inf:
                             speed *= shares[beside]
-                until = now + (replay_seconds[k] + seconds[k]) / speed
+                until = now + (replay_seconds[k] + seconds[k] + moving) / speed
             else:
                 m = heads[OUT if lane == 0 else IN, k]
                 while m >= 0:
-                    host += a.issue_seconds
+                    host += a.issue_seconds[m]
+                    moving += a.move_seconds[m]
                     copies[lane, tail[lane]] = m
                     tail[lane] += 1
                     alone[lane, m] = out_seconds[m] if lane == 0 else in_seconds[m]

@@ -104,8 +104,10 @@ class Iteration:
     __slots__ = (
         '__weakref__',
         '_end_seconds',
+        '_end_spent',
         '_older',
         '_start_seconds',
+        '_start_spent',
         'backward_seen',
         'categories',
         'dead_bytes',
@@ -145,8 +147,9 @@ class Iteration:
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
         self.knows = self.evaluates = False
-        self._start_seconds = 0.0
+        self._start_seconds = self._start_spent = 0.0
         self._end_seconds: float | None = None
+        self._end_spent = 0.0
 
     # -- beginning and end ----------------------------------------------------
     def follow(self, guide: Guide | None) -> None:
@@ -185,13 +188,19 @@ class Iteration:
         self.quiet, self.wary = quiet, wary
         self.fingerprint = 0 if quiet else None
         self.started = True
-        self._start_seconds = timing.now()
+        self._start_seconds, self._start_spent = timing.now(), timing.spent()
 
     @property
     def seconds(self) -> float:
         """Since its start, until now or an evaluation."""
         end = timing.now() if self._end_seconds is None else self._end_seconds
         return end - self._start_seconds
+
+    @property
+    def spent_seconds(self) -> float:
+        """That the program's thread has computed since then."""
+        end = timing.spent() if self._end_seconds is None else self._end_spent
+        return end - self._start_spent
 
     def note_evaluation(self, issued: bool) -> None:
         """The program evaluates.
@@ -202,7 +211,7 @@ class Iteration:
         """
         self.evaluates = True
         if self._end_seconds is None and self.is_complete and not issued:
-            self._end_seconds = timing.now()
+            self._end_seconds, self._end_spent = timing.now(), timing.spent()
 
     @property
     def is_in_forward(self) -> bool:

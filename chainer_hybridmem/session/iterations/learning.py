@@ -129,12 +129,14 @@ class Learning:
         """
         guide = iteration.following.guide
         guided = guide is not None and guide.stage is Stage.GUIDED
+        issued = self._device.clock.asynchronous
         self._history.note_shortage(iteration.short)
         problem = None if guide is None else guide.problem
         if problem is not None or self._instruments.recorder is None:
             self._note_plain_peak(iteration, problem)
         entry = self._history.add(
             seconds,
+            seconds if issued else iteration.spent_seconds,
             self._executor.counters,
             None if guide is None else guide.plan,
             guided,
