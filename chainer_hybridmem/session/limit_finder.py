@@ -249,10 +249,9 @@ def find_least_limit(
     still = sum(kind.repeats * problem.still_seconds for problem, kind in pairs)
     if still > (1 + most_cost) * plain_seconds:  # whatever is planned
         return LeastLimit(None, still / plain_seconds)
-    crosses = bool(options.get('cross_iteration'))
     least, most = 0, recorded.find_peak()
     for problem, kind in pairs:
-        needs = forecast(problem.profile, 0, crosses, True)
+        needs = forecast(problem.profile, 0)
         enough = most if needs is None else needs.enough_bytes + kind.older_bytes
         least = min(most, max(least, enough))
     if is_cheap(least):

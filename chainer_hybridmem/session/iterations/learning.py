@@ -11,7 +11,7 @@ from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, Slot
-from chainer_hybridmem.session.guides.forecast import Forecast, forecast
+from chainer_hybridmem.session.guides.forecast import forecast
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations.iteration import Following, Iteration
@@ -354,16 +354,11 @@ class Learning:
         ways = dict(self._splitter.used)
         guide = Guide(iteration.following.operations, spent, ways)
         outside_limit(guide.learn, draft)
-        guide.expect(outside_limit(self._foresee, draft))
+        limit_bytes = self._options.limit_bytes
+        guide.expect(outside_limit(forecast, draft, limit_bytes))
         self._guidebook.add(guide)
         iteration.following.know(guide)
         return guide
-
-    def _foresee(self, draft: Profile) -> Forecast | None:
-        """What iterations like one without a plan need, if they may not fit."""
-        options = self._options
-        crossing = bool(options.cross_iteration)
-        return forecast(draft, options.limit_bytes, crossing, bool(options.splitting))
 
     def _plan_recorded(self, guide: Guide, written: set[Slot]) -> None:
         """Makes a guide's first plan once enough is recorded."""

@@ -453,8 +453,8 @@ class Loop(chainer.FunctionHook):
             key: Of its first operation.
 
         Raises:
-            OutOfMemoryError: If it surely cannot end, or the last one went beyond the
-                limit, with a limit that does.
+            OutOfMemoryError: If the last ones went beyond the limit, with a limit that
+                does.
             SessionError: If replays of earlier iterations have made something else.
         """
         self._ledger.begin(iteration)
@@ -491,7 +491,6 @@ class Loop(chainer.FunctionHook):
         self, iteration: Iteration, guide: Guide | None, key: OperationKey
     ) -> None:
         """Begins an iteration whose feature maps are known one by one."""
-        self._refuse(guide)
         iteration.note_memory(self._arrays.protect_from(self._executor))
         self._executor.know_older(self._ledger.older)
         older = self._executor.maps.find_living()
@@ -539,24 +538,6 @@ class Loop(chainer.FunctionHook):
             return 0
         held_bytes = self._device.memory.used_bytes - self._executor.maps.older_bytes
         return max(0, held_bytes - initial_bytes)
-
-    def _refuse(self, guide: Guide | None) -> None:
-        """An iteration that surely cannot end does not begin.
-
-        Raises:
-            OutOfMemoryError: With a limit that does.
-        """
-        if guide is None or guide.forecast is None or not guide.trial:
-            return
-        if self._overrun.is_under_way:  # this one tells more
-            return
-        used = self._device.memory.used_bytes - self._executor.maps.older_bytes
-        options = self._options
-        host_limited = options.host_limit_bytes is not None
-        held = self._executor.maps.held_bytes
-        error = guide.forecast.refusal(options.limit_bytes, used, host_limited, held)
-        if error is not None:
-            raise error
 
     # -- another guide ---------------------------------------------------------
     def _redirect(self, iteration: Iteration, k: int) -> None:

@@ -52,6 +52,7 @@ from chainer_hybridmem.units import format_bytes, format_count
 UPDATES = 2  # of each parameter; a step that has all its states lies between them
 FEWEST_ITERATIONS = 2  # beyond the limit, also where nothing is updated
 MOST_ITERATIONS = 64  # where something waits for its update
+SMALL_BYTES = 4096  # of small arrays that a program makes later, whatever it needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Needs:
         named = with_spare(self.enough_bytes, self.in_core_bytes)
         if self.plain_bytes is None:
             return named
-        return max(self.enough_bytes, min(named, self.plain_bytes))
+        return max(self.enough_bytes + SMALL_BYTES, min(named, self.plain_bytes))
 
     def __str__(self) -> str:
         beside = []
@@ -246,11 +247,11 @@ class Overrun:
         refusal = self._refusal
         if refusal is None or self._concluded:
             return None
-        self._memory.restore_limit()
         self.needs = outside_limit(self._find_needs)  # updates have needed more
         if self.raise_limit is not None and self.raise_limit(self.needs):
-            self._concluded = True
+            self._concluded = True  # beyond the limit until the session is left
             return None
+        self._memory.restore_limit()
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         self._concluded = True
         self.told = (
