@@ -255,8 +255,8 @@ class Overrun:
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         self._concluded = True
         self.told = (
-            f'{refusal.text}. Training went on beyond the limit to find out what does: '
-            f'{self.needs}; raise memory_limit or lower the batch '
+            f'{refusal.text} Training went on beyond the limit to find out what does: '
+            f'{self.needs}. Raise memory_limit or lower the batch '
             f'size{refusal.hints}{hint}.'
         )
         return OutOfMemoryError(
@@ -292,7 +292,8 @@ class Overrun:
         )
         if needs.in_core_bytes < self._counted_bytes:
             # Other iterations than the guides' need more, or the program holds more.
-            return Needs(needs.enough_bytes, count, complete=needs.complete)
+            enough = needs.enough_bytes if self._options.plans_anyway else seen
+            return Needs(enough, count, complete=needs.complete)
         if not self._options.plans_anyway:  # what no plan fits runs without one
             enough = max(seen, needs.plan_bytes or 0)
             return dataclasses.replace(needs, enough_bytes=enough)
