@@ -126,7 +126,7 @@ class CompareCommand(base.Command):
         if args.sweep is not None:
             told += [
                 f'{printable(path)}\n\n'
-                + sweep([r for r in rows if r['profile'] == path], p.in_core_peak_bytes)
+                + sweep([r for r in rows if r['profile'] == path], p.whole_bytes)
                 for path, p in problems.items()
             ]
         told += over_all(cases, rows)
@@ -225,7 +225,7 @@ def choose_limits(
 
     limits = list(named or ())
     if sweep is not None:
-        least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+        least, most = least_memory(problem)[0], problem.whole_bytes
         span = max(most - least, 0)
         steps = (least + span * i // (sweep - 1) for i in range(sweep))
         limits = [arguments.Limit(str(step)) for step in steps]
@@ -313,7 +313,7 @@ def draw(
     """Draws the comparison to a file."""
     from chainer_hybridmem.planners import DEFAULT, names
 
-    peaks = {name: problem.in_core_peak_bytes for name, problem in problems.items()}
+    peaks = {name: problem.whole_bytes for name, problem in problems.items()}
     draw_comparison(rows, path, peaks, names(), DEFAULT)
 
 

@@ -315,6 +315,8 @@ class Profile:
         functions_in_parts (tuple of pairs): Functions whose sizes are those in parts:
             their operation, and which of its functions with a rule they are. What they
             need as a whole is not recorded.
+        plain_peak_bytes (int or None): Highest load of plain Chainer, where something
+            other than this recording has seen it.
     """
 
     operations: tuple[Operation, ...]
@@ -328,6 +330,7 @@ class Profile:
     disk_link: Link | None = None
     splits: tuple[Split, ...] = ()
     functions_in_parts: tuple[tuple[int, int], ...] = ()
+    plain_peak_bytes: int | None = None
 
     def __repr__(self) -> str:
         return (

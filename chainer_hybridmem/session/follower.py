@@ -231,6 +231,7 @@ class Follower:
         session = self._make_session(models)
         if session is not None:
             session.gives_way = self._give_way
+            session.know_plain_peak(self._finder.in_core_bytes)
             if self._asked == AUTO and self._finder.is_over:
                 session.raise_limit_by(self._raise_limit)
             session.__enter__()
