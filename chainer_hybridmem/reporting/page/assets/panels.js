@@ -9,6 +9,7 @@
     'optimizer state': 'optimizer states', rest: 'not recorded by name',
   };
   const LARGEST = 12, PRICED = 15, FOUND = 40, DIFFERING = 20;
+  h.kindTitle = (kind) => h.data.titles[kind] || kind;
   h.groupTitle = (group) => TITLES[group] || group;
 
   const groupCell = (place) => {
@@ -64,6 +65,28 @@
         : tile('in-core peak', number('profile.in_core_peak_bytes', 'bytes')));
   };
 
+  // What to do next.
+  h.advice = function (run) {
+    const {advice, figures, prices} = h.data.runs[run], base = `runs.${run}.advice`;
+    const limit = () => e('code', {}, '--memory-limit ', name(`${base}.limit`));
+    if (!advice) {
+      return e('p', {class: 'advice'}, prices.fits
+        ? 'Everything fits below the limit: more memory saves nothing.'
+        : figures.overhead < 0.005
+          ? 'More memory would save nothing: an iteration takes what it takes in-core. What is free is room for a larger batch.'
+          : 'A little more memory would save nothing.');
+    }
+    const size = number(`${base}.bytes`, 'bytes');
+    if (!advice.more) {
+      return e('p', {class: 'advice'}, size, ' less would do as well, as a plan of ',
+        name(`${base}.planner`), ' shows: ', limit());
+    }
+    const saved = number(`${base}.seconds`, 'seconds');
+    return e('p', {class: 'advice'}, size, ...(advice.planner
+      ? [' more would save ', saved, ' an iteration, as a plan of ', name(`${base}.planner`), ' shows: ']
+      : [' more would save about ', saved, ' an iteration, by which the proven bound falls: ']), limit());
+  };
+
   h.figureTable = function () {
     const rows = [
       ['iteration', 'seconds', 'predicted_seconds', 'measured_seconds'],
@@ -92,7 +115,11 @@
       [name(`runs.${i}.name`), measured ? ', predicted' : ''],
       ...(measured ? ['measured'] : []),
     ])];
-    return h.table('figures of all runs', headers, rows.map(([title, unit, key, other]) => [
+    const figure = (i, key) => h.data.runs[i].figures[key];
+    // What is nothing in every run is left out.
+    const told = rows.filter(([, unit, ...keys]) => unit === 'share' || unit === 'name'
+      || runs.some((i) => keys.some((key) => figure(i, key))));
+    return h.table('figures of all runs', headers, told.map(([title, unit, key, other]) => [
       title,
       ...runs.flatMap((i) => [
         number(`runs.${i}.figures.${key}`, unit),
@@ -121,7 +148,8 @@
       const storage = presences[place].storage;
       return [h.storageButton(storage), groupCell(presences[place].group), producer(storage),
         number(`storages.bytes.${storage}`, 'bytes'),
-        ...(priced ? [number(`runs.${run}.presences.${place}.seconds`, 'seconds')] : [])];
+        ...(priced ? [presences[place].seconds > 0
+          ? number(`runs.${run}.presences.${place}.seconds`, 'seconds') : '–'] : [])];
     });
     const replayed = moments.replayed[i] < 0 ? null : e('p', {},
       'A replay of ', name(`names.${moments.replayed[i]}`), ' is under way and takes ',
