@@ -50,6 +50,10 @@ def print_sizes(trainer: Any, prefix: str) -> None:
 class Highest(Summary):
     """Of several values the highest, where others have their mean."""
 
+    _x: Any
+    _x2: Any
+    _n: Any
+
     def add(self, value: Any, weight: Any = 1) -> None:
         """Takes a value; each counts as much, whatever its weight."""
         if not self._n or value > self._x:

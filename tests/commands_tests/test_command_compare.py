@@ -14,8 +14,7 @@ from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.units import format_bytes
-from chainer_hybridmem.units import format_seconds
+from chainer_hybridmem.units import format_bytes, format_seconds
 
 KEYS = {
     'memory_limit_bytes',

@@ -41,7 +41,9 @@ def limits(recorded):
     }
 
 
-def test_a_profile_of_a_percentage_is_planned_at_percentages_of_the_same(hybridmem, folder):
+def test_a_profile_of_a_percentage_is_planned_at_percentages_of_the_same(
+    hybridmem, folder
+):
     network = ('--arch', 'support.networks:Everything', '--batchsize', '8')
     picture = ('--insize', '24', '--n-class', '10')
     status, out, err = hybridmem(

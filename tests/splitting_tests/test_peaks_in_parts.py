@@ -70,6 +70,7 @@ def test_the_page_counts_the_parts_of_the_table(limited, tmp_path):
     figures, statistics = data['runs'][0]['figures'], limited.statistics()
     assert figures['parts'] == figures['measured_parts'] == statistics['split'] == 8
     assert figures['planning_seconds'] == statistics['planning_seconds']
+    assert figures['whole_peak_bytes'] == statistics['peak_bytes']
     assert data['profile']['in_core_peak_bytes'] is None
     in_parts = statistics['in_core_peak_in_parts_bytes']
     assert data['profile']['in_core_peak_in_parts_bytes'] == in_parts

@@ -8,6 +8,7 @@
     gradient: 'gradients', input: 'inputs', parameter: 'parameters',
     'optimizer state': 'optimizer states', rest: 'not recorded by name',
   };
+  const LONGER = 0.05; // of an iteration: worth a word
   const LARGEST = 12, PRICED = 15, FOUND = 40, DIFFERING = 20;
   h.kindTitle = (kind) => h.data.titles[kind] || kind;
   h.groupTitle = (group) => TITLES[group] || group;
@@ -57,7 +58,9 @@
         ...measured('measured_overhead', 'share')),
       tile('over the proven bound', number(`${base}.gap`, 'share')),
       tile('peak', number(`${base}.peak_bytes`, 'bytes'),
-        ...measured('measured_peak_bytes', 'bytes')),
+        ...measured('measured_peak_bytes', 'bytes'),
+        ...(figures.whole_peak_bytes === undefined ? [] : [e('span', {class: 'soft'},
+          'all iterations ', number(`${base}.whole_peak_bytes`, 'bytes'))])),
       tile('limit', number(`${base}.memory_limit_bytes`, 'bytes')),
       h.data.profile.in_core_peak_bytes === null
         ? tile('in-core peak, functions in parts',
@@ -70,9 +73,12 @@
     const {advice, figures, prices} = h.data.runs[run], base = `runs.${run}.advice`;
     const limit = () => e('code', {}, '--memory-limit ', name(`${base}.limit`));
     if (!advice) {
-      return e('p', {class: 'advice'}, prices.fits
+      const longer = (figures.measured_overhead || 0) > figures.overhead + LONGER;
+      return e('p', {class: 'advice'}, longer
+        ? 'By the prediction, more memory would save nothing: what was measured takes longer for other reasons.'
+        : prices.fits
         ? 'Everything fits below the limit: more memory saves nothing.'
-        : figures.overhead < 0.005
+        : figures.overhead < LONGER
           ? 'More memory would save nothing: an iteration takes what it takes in-core. What is free is room for a larger batch.'
           : 'A little more memory would save nothing.');
     }
@@ -97,6 +103,7 @@
       ['memory limit', 'bytes', 'memory_limit_bytes'],
       ['planned for', 'bytes', 'planned_limit_bytes'],
       ['peak', 'bytes', 'peak_bytes', 'measured_peak_bytes'],
+      ['peak of all iterations', 'bytes', 'none', 'whole_peak_bytes'],
       ['waiting for copies', 'seconds', 'stall_seconds', 'measured_stall_seconds'],
       ['waiting for the host', 'seconds', 'host_stall_seconds'],
       ['recomputing', 'seconds', 'recompute_seconds', 'measured_recompute_seconds'],
