@@ -10,14 +10,16 @@ class Package:
     """A package of other people.
 
     Attributes:
-        name: On the package index.
-        version: The one that is tried.
+        name: On the package index, or that of its repository.
+        version: The one that is tried; of a repository the commit.
         jobs: Command lines of scripts in ``jobs``, or of programs in its source.
         needs: Requirements beside those that it names itself.
         alone: Whether it is installed without what it names: it pins what is long gone.
         old_names: Whether it uses names that NumPy or Python have removed.
         source: Whether its jobs are programs of its source, run as they are beside
             drawn data.
+        repository: Where it is cloned from, if no index has it; it is imported from its
+            folder.
         note: What a user has to know.
     """
 
@@ -28,6 +30,7 @@ class Package:
     alone: bool = False
     old_names: bool = False
     source: bool = False
+    repository: str = ''
     note: str = ''
 
 
@@ -88,6 +91,18 @@ PACKAGES = (
         ),
         needs=('requests',),
         alone=True,
+    ),
+    Package(
+        'EEND',
+        'b851eecd8d7a966487ed3e4ff934a1581a73cc9e',
+        (
+            'diarization.py Transformer 12',
+            'diarization.py attractor 12',
+        ),
+        needs=('librosa==0.9.2', 'soundfile', 'matplotlib', 'numpy<2', 'cupy-cuda12x'),
+        repository='https://github.com/hitachi-speech/EEND',
+        note='needs librosa 0.9 and NumPy < 2, and CuPy also on a CPU; its own program '
+        'imports `cupy.cuda.cudnn`, which CuPy 14 lacks without cuDNN',
     ),
     Package(
         'chainer',

@@ -4,13 +4,13 @@ Installs each package into a fresh environment below FOLDER, then runs jobs that
 networks of it on drawn data: with the repair alone, with a limit that nothing meets,
 and at 75 % and 55 % of what can leave above what is permanent. Chainer's own examples
 run as they are; their source is cloned from GitHub if FOLDER/chainer-source does not
-have it. Bits are equal if all parameters are, and every printed word that is the same
-in each run without a limit. CPU seconds of the last quarter of all updates,
-and of all, are divided by those of the same updates with the repair alone; what other
-programs take from an update is left out by running everything again in other rounds,
-of which each update counts with its least seconds. So what is compiled once in an
-environment does not count. What is not installed, or ends with an error, is a row with
-the error.
+have it, and so is EEND, which no index has. Bits are equal if all parameters are, and
+every printed word that is the same in each run without a limit. CPU seconds of the last
+quarter of all updates, and of all, are divided by those of the same updates with the
+repair alone; what other programs take from an update is left out by running everything
+again in other rounds, of which each update counts with its least seconds. So what is
+compiled once in an environment does not count. What is not installed, or ends with an
+error, is a row with the error.
 
     python -m benchmarks run packages.run FOLDER [names...] [--rounds 3] [--job BEGIN]
 
@@ -65,10 +65,9 @@ def prepare(package: Package, folder: pathlib.Path) -> pathlib.Path:
     }
     install = [python, '-m', 'pip', 'install', '--quiet']
     own = f'{package.name}=={package.version}'
-    steps = [
-        [common.ROOT, *package.needs],
-        ['--no-deps', own] if package.alone else [own],
-    ]
+    steps = [[common.ROOT, *package.needs]]
+    if not package.repository:
+        steps.append(['--no-deps', own] if package.alone else [own])
     for step in steps:
         subprocess.run(
             [*install, *step], check=True, env=environment, text=True,
@@ -76,6 +75,25 @@ def prepare(package: Package, folder: pathlib.Path) -> pathlib.Path:
         )  # fmt: skip
     (place / 'installed').touch()
     return python
+
+
+def find_source(package: Package, folder: pathlib.Path) -> pathlib.Path | None:
+    """The folder that a package is imported from; None if it is installed.
+
+    Raises:
+        subprocess.CalledProcessError: If it cannot be cloned, or lacks the commit.
+    """
+    if not package.repository:
+        return None
+    source = folder / f'{package.name}-source'
+    if not source.exists():
+        _run_git('clone', package.repository, source)
+    _run_git('-C', source, 'checkout', '--quiet', '--detach', package.version)
+    return source
+
+
+def _run_git(*arguments: str | pathlib.Path) -> None:
+    subprocess.run(['git', *arguments], check=True, text=True, stderr=subprocess.PIPE)
 
 
 def find_scripts(package: Package, folder: pathlib.Path) -> pathlib.Path:
@@ -103,17 +121,20 @@ class Ran:
         python: pathlib.Path,
         scripts: pathlib.Path,
         job: str,
+        source: pathlib.Path | None,
         options: list[str],
     ) -> None:
         name, *arguments = job.split()
         script = scripts / name
         output = python.parent / 'seen.json'
         output.unlink(missing_ok=True)
+        path = [common.ROOT] if source is None else [common.ROOT, str(source)]
         process = subprocess.run(
             [python, '-m', 'benchmarks.packages.worker', output, *options, script,
              *arguments],
             env={
-                **os.environ, 'PYTHONPATH': common.ROOT, 'PYTHONHASHSEED': '0',
+                **os.environ, 'PYTHONPATH': os.pathsep.join(path),
+                'PYTHONHASHSEED': '0',
                 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
                 'CHAINER_DATASET_ROOT': str(scripts / DATASETS),
             },
@@ -187,13 +208,14 @@ def try_job(
     scripts: pathlib.Path,
     package: Package,
     job: str,
+    source: pathlib.Path | None,
     rounds: int,
 ) -> dict[str, Any]:
     """One row."""
     row: dict[str, Any] = {'package': package.name, 'version': package.version}
     row |= {'job': job, 'note': package.note}
     own = ['--old-names'] if package.old_names else []
-    run = functools.partial(Ran, python, scripts, job)
+    run = functools.partial(Ran, python, scripts, job, source)
     plain = run(own)
     if plain.error is not None:
         return row | {'error': plain.error}
@@ -246,6 +268,7 @@ def main(options: argparse.Namespace) -> int:
         package = known[name]
         try:
             python = prepare(package, folder)
+            source = find_source(package, folder)
         except subprocess.CalledProcessError as error:
             told = (error.stderr or str(error)).strip().splitlines()[-1]
             row = {
@@ -259,7 +282,7 @@ def main(options: argparse.Namespace) -> int:
         scripts = find_scripts(package, folder)
         for job in package.jobs:
             if job.startswith(options.job):
-                row = try_job(python, scripts, package, job, options.rounds)
+                row = try_job(python, scripts, package, job, source, options.rounds)
                 print(row, flush=True)
                 rows.put(row, 'package', 'job')
     return 0

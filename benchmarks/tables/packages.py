@@ -9,6 +9,7 @@ from benchmarks.tables.form import Body, Section, anchor, megabytes, ratio, tabl
 TITLE = 'Packages inside of a limit'
 FULL = f'../../benchmarks/results/tables_checks.md#{anchor(TITLE)}'
 SHARES = (75, 55)
+COMMIT_LETTERS = 10
 HEAD = (
     '# Packages that run',
     'Which packages made for Chainer run on a Python and NumPy of today, and what does '
@@ -40,7 +41,8 @@ def page(body: Body) -> list[str]:
         told = own[0].get('note') or (own[0].get('error', '') if not trained else '')
         jobs = f'{len(trained)} of {len(own)} jobs'
         costs = [_range(trained, share) for share in SHARES]
-        lines.append([name, own[0]['version'], jobs, *costs, told])
+        version = own[0]['version'][:COMMIT_LETTERS]
+        lines.append([name, version, jobs, *costs, told])
     equal = [row[f'equal_{s}'] for row in rows for s in SHARES if f'equal_{s}' in row]
     compared = [same for same in equal if same is not None]
     figures = (

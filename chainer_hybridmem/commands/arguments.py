@@ -177,12 +177,12 @@ class Limit:
         return _bytes_of(self.text, peak_bytes)
 
     def bytes_for(self, problem: Problem) -> int:
-        """What the limit is for one profile, whose peak a percentage refers to."""
-        return self.bytes_of(problem.in_core_peak_bytes)
+        """What the limit is for one profile, of which a percentage is a share."""
+        return self.bytes_of(problem.whole_bytes)
 
     def describe(self, problem: Problem) -> str:
         """The limit for people, next to the in-core peak it is to be seen with."""
-        limit, peak = self.bytes_for(problem), problem.in_core_peak_bytes
+        limit, peak = self.bytes_for(problem), problem.whole_bytes
         share = f'{limit / peak:.0%} of the ' if peak else ''
         limit_text, peak_text = format_apart(limit, peak)
         name, _ = in_core_row(problem.in_core.plain_peak_bytes, peak)

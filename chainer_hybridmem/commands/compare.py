@@ -33,6 +33,7 @@ SEARCH_SECONDS = 5.0  # for each limit, of planners that by themselves search lo
 # What a reader compares: plain Chainer, only copies, the best published search, only
 # recomputing, and the default. Planners of other packages are there to be compared.
 USUAL = ('in-core', 'swap-all', 'pooch', 'checkpoint-dp', 'hybrid')
+NO_LIMIT = 'at which limits? Name some with --memory-limit, or --sweep 8'
 NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
@@ -53,15 +54,15 @@ class CompareCommand(base.Command):
             metavar='PROFILE',
             help='recorded iteration: a file, or the name of a shipped one',
         )
-        what = parser.add_mutually_exclusive_group(required=True)
-        arguments.add_limit(what, nargs='+')
-        what.add_argument(
+        arguments.add_limit(parser, nargs='+')
+        parser.add_argument(
             '--sweep',
             type=several,
             metavar='N',
-            help='N limits, from the least memory of any plan to the in-core peak',
+            help='N limits, from the least memory of any plan to the in-core peak; '
+            'those of --memory-limit are among them, and marked',
         )
-        what.add_argument(
+        parser.add_argument(
             '--list-profiles', action='store_true', help='list the shipped profiles'
         )
         which = parser.add_mutually_exclusive_group()
@@ -101,6 +102,8 @@ class CompareCommand(base.Command):
             return 0
         if not args.profiles:
             self._parser.error(NO_PROFILE)
+        if args.memory_limit is None and args.sweep is None:
+            self._parser.error(NO_LIMIT)
         outputs.check_outputs(args.output, args.json, inputs=args.profiles)
         if args.output is not None:
             canvas.check(args.output)
@@ -123,10 +126,20 @@ class CompareCommand(base.Command):
             found = [compare_all(case, planners, options, progress) for case in cases]
         rows = [row for rows in found for row in rows]
         told = [text(cases, found)] if args.sweep is None or args.tables else []
+        marked: dict[str, list[int]] = {}
         if args.sweep is not None:
+            named = args.memory_limit or ()
+            marked = {
+                path: [limit.bytes_for(problem) for limit in named]
+                for path, problem in problems.items()
+            }
             told += [
                 f'{printable(path)}\n\n'
-                + sweep([r for r in rows if r['profile'] == path], p.in_core_peak_bytes)
+                + sweep(
+                    [r for r in rows if r['profile'] == path],
+                    p.whole_bytes,
+                    marked[path],
+                )
                 for path, p in problems.items()
             ]
         told += over_all(cases, rows)
@@ -135,7 +148,7 @@ class CompareCommand(base.Command):
             told.append(f'{left} other planners are not shown; --all adds them.')
         outputs.publish('\n\n'.join(told), published(rows), args.json)
         if args.output is not None:
-            draw(rows, problems, args.output)
+            draw(rows, problems, args.output, marked)
         return 0 if any(row['fits'] for row in rows) else 1
 
 
@@ -220,15 +233,15 @@ def read_problems(
 def choose_limits(
     problem: Problem, named: Sequence[arguments.Limit] | None, sweep: int | None
 ) -> list[arguments.Limit]:
-    """The limits that are named, or those of a sweep; none of them twice."""
+    """The limits that are named, and those of a sweep; none of them twice."""
     from chainer_hybridmem.search.candidates import least_memory
 
     limits = list(named or ())
     if sweep is not None:
-        least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+        least, most = least_memory(problem)[0], problem.whole_bytes
         span = max(most - least, 0)
         steps = (least + span * i // (sweep - 1) for i in range(sweep))
-        limits = [arguments.Limit(str(step)) for step in steps]
+        limits += [arguments.Limit(str(step)) for step in steps]
     return list({limit.bytes_for(problem): limit for limit in limits}.values())
 
 
@@ -308,13 +321,16 @@ def compare_one(
 
 
 def draw(
-    rows: Sequence[dict[str, Any]], problems: dict[str, Problem], path: str
+    rows: Sequence[dict[str, Any]],
+    problems: dict[str, Problem],
+    path: str,
+    marked: dict[str, list[int]],
 ) -> None:
     """Draws the comparison to a file."""
     from chainer_hybridmem.planners import DEFAULT, names
 
-    peaks = {name: problem.in_core_peak_bytes for name, problem in problems.items()}
-    draw_comparison(rows, path, peaks, names(), DEFAULT)
+    peaks = {name: problem.whole_bytes for name, problem in problems.items()}
+    draw_comparison(rows, path, peaks, names(), DEFAULT, marked)
 
 
 def text(cases: Sequence[Case], found: Sequence[list[dict[str, Any]]]) -> str:

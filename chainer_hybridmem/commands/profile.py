@@ -96,14 +96,19 @@ def _record_network(args: argparse.Namespace) -> Recording:
 
 
 def _record_program(args: argparse.Namespace, program: programs.Program) -> Recording:
+    options, plain_bytes = programs.memory_options(args, program)
     recorded = programs.record(
         program,
-        {**programs.memory_options(args, program), 'progress': True},
+        {**options, 'progress': True},
         args.iterations or programs.ITERATIONS,
         parts=True,
         timed=True,
     )
     problem, note = recorded.find_largest(), programs.describe_kinds(recorded)
+    if plain_bytes is not None:
+        from chainer_hybridmem.simulation.problem import with_plain_peak
+
+        problem = with_plain_peak(problem, plain_bytes)
     return Recording(program.title, {'program': program.words}, problem, note)
 
 

@@ -278,20 +278,28 @@ def record(
     return told
 
 
-def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]:
+def memory_options(
+    args: argparse.Namespace, program: Program
+) -> tuple[dict[str, Any], int | None]:
     """Options of a session from those of ``arguments.add_memory``.
 
     Where the limit is a share, the program's in-core peak is recorded first.
+
+    Returns:
+        tuple: The options, and the in-core peak of the iteration that needs most; None
+        where it was not recorded.
 
     Raises:
         HybridMemoryError: If it cannot be recorded.
     """
     arguments.check_copies(args)
     limit: arguments.Limit = args.memory_limit
-    limit_bytes = limit.bytes_of(1)
+    limit_bytes, plain_bytes = limit.bytes_of(1), None
     if limit.is_share:
-        limit_bytes = limit.bytes_of(record(program).find_peak())
-    return {
+        recorded = record(program)
+        limit_bytes = limit.bytes_of(recorded.find_peak())
+        plain_bytes = recorded.find_largest().whole_bytes
+    options = {
         'memory_limit': limit_bytes,
         'swap_dir': args.swap_dir and os.path.abspath(args.swap_dir),
         'link_bandwidth': args.link_bandwidth,
@@ -301,6 +309,7 @@ def memory_options(args: argparse.Namespace, program: Program) -> dict[str, Any]
         'cross_iteration': args.cross_iteration,
         'splitting': args.splitting,
     }
+    return options, plain_bytes
 
 
 def describe_kinds(recorded: RecordedProgram) -> str | None:

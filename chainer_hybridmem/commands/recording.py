@@ -32,7 +32,7 @@ from chainer_hybridmem.session.recording_session import (
     recording_options,
 )
 from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.simulation.problem import CrossIteration
+from chainer_hybridmem.simulation.problem import CrossIteration, with_plain_peak
 from chainer_hybridmem.units import format_count
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
@@ -69,6 +69,7 @@ class Memory:
         shared_link (str or None): Name of a link that processes share.
         cross_iteration (str or bool): What else may leave.
         splitting (str or bool): Which functions may run in parts.
+        plain_peak_bytes (int or None): What the network needs in-core, if it is known.
     """
 
     limit_bytes: int
@@ -80,6 +81,7 @@ class Memory:
     shared_link: str | None = None
     cross_iteration: CrossIteration = False
     splitting: Splitting = EXACT
+    plain_peak_bytes: int | None = None
 
     @classmethod
     def of(
@@ -100,13 +102,14 @@ class Memory:
             HybridMemoryError: If it cannot be recorded.
         """
         limit: Limit = args.memory_limit
-        limit_bytes = limit.bytes_of(1)
+        limit_bytes, plain_bytes = limit.bytes_of(1), None
         if limit.is_share:
             ample = cls(AMPLE_BYTES, args.device)
             recorded = record(
                 network, ample, ITERATIONS, progress, parts=False, timed=False
             )
             limit_bytes = limit.bytes_for(recorded.problem)
+            plain_bytes = recorded.problem.whole_bytes
         return cls(
             limit_bytes,
             args.device,
@@ -117,6 +120,7 @@ class Memory:
             args.shared_link,
             args.cross_iteration,
             args.splitting,
+            plain_bytes,
         )
 
     def session_options(self) -> dict[str, Any]:
@@ -228,11 +232,15 @@ def record(
         network = dataclasses.replace(network, insize=insize)
         session = open_session(training.model, memory, progress, parts, timed)
         session.stops = not timed
-        return _run(network, training, session, iterations, began)
+        recorded = _run(network, training, session, iterations, began)
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
         raise explained(network, error) from error
+    if memory.plain_peak_bytes is None:
+        return recorded
+    problem = with_plain_peak(recorded.problem, memory.plain_peak_bytes)
+    return dataclasses.replace(recorded, problem=problem)
 
 
 def record_inference(network: Network, device: chainer.backend.Device) -> Profile:

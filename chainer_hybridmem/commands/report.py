@@ -154,7 +154,7 @@ def make_in_core(profile: Profile) -> Plan:
     from chainer_hybridmem.simulation import make_problem
 
     problem = make_problem(profile)
-    name = IN_CORE if problem.in_core.plain_peak_bytes is not None else KEPT_IN_PARTS
+    name = KEPT_IN_PARTS if profile.functions_in_parts else IN_CORE
     return Search(problem, problem.in_core_peak_bytes).finish_in_core(name)
 
 

@@ -103,7 +103,7 @@ def _verify_program(
     args: argparse.Namespace, program: programs.Program, planner: str, against: str
 ) -> dict[str, Any]:
     """Runs a program within the limit and without; once more without if bits differ."""
-    options = programs.memory_options(args, program)
+    options, _ = programs.memory_options(args, program)
 
     def train(name: str | None) -> VerifiedRun:
         chosen = {**options, 'planner': name, 'rules': args.rules}

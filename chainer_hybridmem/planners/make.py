@@ -74,7 +74,7 @@ def make_plan(
     options = check_options(planner, options)
     problem = _problem_of(profile, cross_iteration, splitting, rules)
     limit_bytes = parse_bytes(
-        memory_limit, 'memory_limit', whole_bytes=problem.in_core_peak_bytes
+        memory_limit, 'memory_limit', whole_bytes=problem.whole_bytes
     )
     if host_limit is not None:
         host_limit_bytes = parse_bytes(host_limit, 'host_limit', least=0)

@@ -339,6 +339,8 @@ class Profile:
             their operation, and which of its functions with a rule they are. What they
             need as a whole is not recorded.
         move_cost (MoveCost): What moving a map costs the program's thread.
+        plain_peak_bytes (int or None): Highest load of plain Chainer, where something
+            other than this recording has seen it.
     """
 
     operations: tuple[Operation, ...]
@@ -353,6 +355,7 @@ class Profile:
     splits: tuple[Split, ...] = ()
     functions_in_parts: tuple[tuple[int, int], ...] = ()
     move_cost: MoveCost = MoveCost()
+    plain_peak_bytes: int | None = None
 
     def __repr__(self) -> str:
         return (

@@ -40,6 +40,7 @@ def serialise_profile(profile: Profile) -> str:
         'splits': [files.row(split) for split in profile.splits],
         'functions_in_parts': [list(place) for place in profile.functions_in_parts],
         'move_cost': dataclasses.asdict(profile.move_cost),
+        'plain_peak_bytes': profile.plain_peak_bytes,
         'events': list(profile.events),
     }
     return json.dumps({'format': FORMAT, 'version': VERSION, **body})
@@ -53,7 +54,7 @@ def parse_profile(text: str) -> Profile:
     """
     body = files.parse(text, FORMAT, VERSION)
     with files.reading('profile'):
-        disk = body['disk_link']
+        disk, plain = body['disk_link'], body.get('plain_peak_bytes')
         profile = Profile(
             operations=tuple(files.unrow(Operation, row) for row in body['operations']),
             storages=tuple(files.unrow(Storage, row) for row in body['storages']),
@@ -71,6 +72,7 @@ def parse_profile(text: str) -> Profile:
                 for operation, function in body.get('functions_in_parts', ())
             ),
             move_cost=MoveCost(**body.get('move_cost', {})),
+            plain_peak_bytes=None if plain is None else int(plain),
         )
     check_profile(profile)
     return profile

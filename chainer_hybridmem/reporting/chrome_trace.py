@@ -26,6 +26,7 @@ from typing import Any
 from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.reporting.rows import LANE_TITLES
 
 Event = dict[str, Any]
 
@@ -38,11 +39,6 @@ SERIES = {
     'device_allocated_bytes': 'pool: from the device API',
 }
 _EIGHTHS = 8  # of a microsecond
-_TITLES = {
-    'compute': 'compute',
-    'd2h': 'swap-out (device to host)',
-    'h2d': 'swap-in (host to device)',
-}
 
 
 def chrome_trace(
@@ -156,7 +152,7 @@ def _names(
     for lane in lanes:
         stream = STREAMS[lane]
         names = {'ph': 'M', 'tid': stream}
-        yield {**names, 'name': 'thread_name', 'args': {'name': _TITLES[lane]}}
+        yield {**names, 'name': 'thread_name', 'args': {'name': LANE_TITLES[lane]}}
         yield {**names, 'name': 'thread_sort_index', 'args': {'sort_index': stream}}
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.palette import LINE_COLOURS
+from chainer_hybridmem.reporting.rows import IN_CORE_PEAK
 from chainer_hybridmem.reporting.tables import (
     UNKNOWN,
     Column,
@@ -47,6 +48,7 @@ COLUMNS = (
     Column('simulations', 'simulations'),
 )
 SUMMARY_HEADERS = ('planner', 'fits', 'time / bound', 'fastest', 'longest planning')
+HERE = ' *'
 # Plans this close count as equally fast: searches stop at such a gap to the bound.
 TIE = 1e-4
 
@@ -67,12 +69,13 @@ def with_reason(row: Row) -> Row:
     return {**row, 'why': 'failed' if row['failed'] else 'does not fit'}
 
 
-def sweep(rows: Sequence[Row], peak_bytes: int) -> str:
+def sweep(rows: Sequence[Row], peak_bytes: int, marked: Sequence[int] = ()) -> str:
     """A table of one profile: overheads of planners, with a column for each limit.
 
     Args:
         rows: Of all limits.
         peak_bytes: In-core peak; limits are shown as a share of it, too.
+        marked: Limits at which the reader is.
     """
     cases = [found for _, found in sorted(by_case(rows).items())]
     limits = [found[0]['memory_limit_bytes'] for found in cases]
@@ -81,7 +84,10 @@ def sweep(rows: Sequence[Row], peak_bytes: int) -> str:
     cells = [['of the in-core peak', *shares], ['lower bound', *map(_bound, cases)]]
     for planner in dict.fromkeys(row['planner'] for row in rows):
         cells.append([planner, *(column[planner] for column in columns)])
-    told = table(['overhead at a limit of', *map(format_bytes, limits)], cells)
+    heads = [format_bytes(limit) + HERE * (limit in marked) for limit in limits]
+    told = table(['overhead at a limit of', *heads], cells)
+    if any(limit in marked for limit in limits):
+        told += f'\n{HERE.strip()}: the limit of --memory-limit'
     if all(row['fits'] for row in rows):
         return told
     return f'{told}\n{UNKNOWN}: does not fit; the table of that limit says why'
@@ -199,8 +205,11 @@ BOUND = {'color': '#5a6470', 'marker': '_', 'linestyle': ':'}
 # Overheads from nothing to several times: percent, logarithmic above the first.
 LINEAR_PERCENT = 1.0
 TICKS = (0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+APART = 0.012  # of the height of a panel, between lines that would coincide
+MARK = {'color': '#d64545', 'linewidth': 1.4, 'linestyle': '--', 'zorder': 1}
 PANEL_INCHES = (6.0, 4.6)
 LEGEND_INCHES = 2.2
+LEGEND_TITLE = 'lines that would coincide\nare drawn side by side'
 LINE_INCHES = 0.24  # of the legend
 MOST_COLUMNS = 3
 
@@ -211,6 +220,7 @@ def draw_comparison(
     peaks: dict[str, int],
     planners: Sequence[str],
     default: str,
+    marked: dict[str, list[int]] | None = None,
 ) -> None:
     """Draws a panel for each profile, with a line for each planner.
 
@@ -222,6 +232,7 @@ def draw_comparison(
             colour and marker, so that they are the same in every picture.
         default: The planner to emphasise. Of the others, the best ones have their
             colours.
+        marked: Limits of each profile at which the reader is, in bytes.
 
     Raises:
         OptionError: If matplotlib is missing or does not know the kind of picture.
@@ -229,29 +240,38 @@ def draw_comparison(
     lines = math.ceil(len(peaks) / MOST_COLUMNS)
     columns = math.ceil(len(peaks) / lines)
     width, height = PANEL_INCHES
-    entries = len({row['planner'] for row in rows}) + 2  # bound and its range, too
+    # Bound and its range, the peak, marked limits and what is said of lines, too.
+    entries = len({row['planner'] for row in rows}) + 5
     figure = canvas.make(
         columns * width + LEGEND_INCHES, max(lines * height, entries * LINE_INCHES)
     )
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     order = rank(rows)
     best = [name for name in order if name != default][:MOST_COLOURED]
-    styles = {
-        name: {**_style(i), **_weight(name, default, best)}
-        for i, name in enumerate(planners)
+    places = {name: place for place, name in enumerate(order)}
+    styles = {  # the best planner first
+        name: {**_style(planners.index(name)), **_weight(name, default, best)}
+        for name in order
     }
     for panel, (profile, peak) in zip(panels, peaks.items(), strict=False):
-        _draw_panel(panel, [r for r in rows if r['profile'] == profile], peak, styles)
+        here = (marked or {}).get(profile, [])
+        own = [row for row in rows if row['profile'] == profile]
+        _draw_panel(panel, own, peak, here, styles)
         panel.set_title(profile)
     for panel in panels[len(peaks) :]:
         panel.remove()
     handles, labels = panels[0].get_legend_handles_labels()
-    places = {name: place for place, name in enumerate(order)}
     listed = sorted(  # the bound comes first, then the best planner
         zip(labels, handles, strict=True), key=lambda pair: places.get(pair[0], -1)
     )
     named = [f'{label} (default)' if label == default else label for label, _ in listed]
-    figure.legend([handle for _, handle in listed], named, loc='outside right upper')
+    figure.legend(
+        [handle for _, handle in listed],
+        named,
+        loc='outside right upper',
+        title=LEGEND_TITLE,
+        title_fontsize='small',
+    )
     canvas.save(figure, path)
 
 
@@ -273,7 +293,11 @@ def _weight(name: str, default: str, best: Sequence[str]) -> dict[str, Any]:
 
 
 def _draw_panel(
-    axes: Any, rows: Sequence[Row], peak_bytes: int, styles: dict[str, Any]
+    axes: Any,
+    rows: Sequence[Row],
+    peak_bytes: int,
+    marked: Sequence[int],
+    styles: dict[str, Any],
 ) -> None:
     """One profile: rows of all limits, in any order."""
     cases = sorted(by_case(rows).items())
@@ -287,11 +311,15 @@ def _draw_panel(
     )
     axes.plot(places, bounds, drawstyle='steps-pre', **BOUND, label='bound')
     columns = _columns([found for _, found in cases])
-    for planner, percents in columns.items():
-        axes.plot(places, percents, label=planner, **styles[planner])
-    axes.axvline(peak_bytes / size, color='#5a6470', linewidth=1, linestyle='--')
-    _label(axes, unit, peak_bytes / size)
     _scale(axes, [p for percents in columns.values() for p in percents])
+    ordered = {name: columns[name] for name in styles if name in columns}
+    for planner, percents in _apart(axes, ordered).items():
+        axes.plot(places, percents, label=planner, **styles[planner])
+    peak = {'linewidth': 1, 'linestyle': '--', 'label': IN_CORE_PEAK}
+    axes.axvline(peak_bytes / size, color='#5a6470', **peak)
+    for limit in marked:
+        axes.axvline(limit / size, label=f'limit of {format_bytes(limit)}', **MARK)
+    _label(axes, unit, peak_bytes / size)
 
 
 def _columns(cases: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
@@ -299,6 +327,21 @@ def _columns(cases: Sequence[Sequence[Row]]) -> dict[str, list[float]]:
     found = [{row['planner']: _percent(row) for row in rows} for rows in cases]
     planners = dict.fromkeys(name for column in found for name in column)
     return {name: [column[name] for column in found] for name in planners}
+
+
+def _apart(axes: Any, columns: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The columns with what would coincide one above the other, the first one below."""
+    transform = axes.yaxis.get_transform()
+    low, high = transform.transform(axes.get_ylim())
+    step = APART * (high - low)
+    drawn = {name: transform.transform(column) for name, column in columns.items()}
+    for case in range(max(map(len, drawn.values()), default=0)):
+        known = [c for c in drawn.values() if math.isfinite(c[case])]
+        last = -math.inf
+        for column in sorted(known, key=lambda column: round(column[case] / step)):
+            last = column[case] = max(column[case], last + step)
+    back = transform.inverted().transform
+    return {name: back(column).tolist() for name, column in drawn.items()}
 
 
 def _percent(row: Row) -> float:

@@ -14,13 +14,13 @@ from chainer_hybridmem.records.timeline import Timeline
 from chainer_hybridmem.records.validation import _Walk
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.palette import COLOURS, GROUP_COLOURS
+from chainer_hybridmem.reporting.rows import LANE_TITLES
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 ACTION_COLOURS = {action: GROUP_COLOURS[action.value] for action in Action}
 _REST_COLOUR = '#d9dde2'
 _MEASURED_COLOUR = '#111111'
 _LANES = {'compute': 2, 'd2h': 1, 'h2d': 0}
-_NAMES = ('h2d\n(swap-in)', 'd2h\n(swap-out)', 'compute')
 
 
 def draw(
@@ -55,7 +55,7 @@ def draw(
         axes.set_xlim(0, end)
         if measured is not None:
             axes.set_ylabel(title)
-    lanes[-1].set_xlabel('seconds')
+    lanes[-1].set_xlabel('time, s')
     _draw_legend(lanes[-1], rows)
     canvas.save(figure, path)
 
@@ -161,7 +161,8 @@ def _draw_lanes(axes: Any, timeline: Timeline) -> None:
                 if i.lane == lane
             ]
             axes.broken_barh(spans, (height - 0.4, 0.8), color=colour)
-    axes.set_yticks(range(len(_NAMES)), _NAMES)
+    names = [LANE_TITLES[lane].replace(' ', '\n', 1) for lane in _LANES]
+    axes.set_yticks(list(_LANES.values()), names)
 
 
 def _draw_legend(axes: Any, rows: list[Timeline]) -> None:

@@ -10,6 +10,11 @@ from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_count, format_seconds
 
+LANE_TITLES = {
+    'compute': 'compute',
+    'd2h': 'swap-out (device to host)',
+    'h2d': 'swap-in (host to device)',
+}
 IN_CORE_PEAK = 'in-core peak'
 IN_CORE_PEAK_IN_PARTS = 'in-core peak, functions in parts'
 

@@ -48,9 +48,7 @@ class Estimate:
     @property
     def in_core_peak_bytes(self) -> int:
         """What plain Chainer needs."""
-        plain = self.problem.in_core.plain_peak_bytes
-        peak = self.problem.in_core_peak_bytes if plain is None else plain
-        return peak + self.older_bytes
+        return self.problem.whole_bytes + self.older_bytes
 
     @property
     def least_memory_bytes(self) -> int:

@@ -18,6 +18,7 @@ from chainer_hybridmem.units import format_bytes
 
 # Figures of the last iteration that are reported as observations.
 _OBSERVED = ('peak_bytes', 'stall_seconds', 'swapped_bytes', 'recomputed_bytes')
+PREFIX = 'hybridmem/'
 
 
 @documents_options
@@ -30,7 +31,9 @@ class HybridMemory(extension.Extension):
     ``hybridmem/recomputed_bytes``, ``hybridmem/iteration_seconds`` and, once a
     plan is followed, ``hybridmem/overhead`` (measured) and, of the plan,
     ``hybridmem/predicted_seconds``, ``hybridmem/lower_bound_seconds`` and
-    ``hybridmem/gap``. ``PrintReport`` prints the bytes among them with a unit.
+    ``hybridmem/gap``. Of several iterations, ``LogReport`` tells the mean, as of all
+    that is reported, but of ``hybridmem/peak_bytes`` the highest. ``PrintReport``
+    prints bytes with a unit.
 
     Args:
         model: The model or, in a list, the models; by default the targets of all
@@ -73,7 +76,7 @@ class HybridMemory(extension.Extension):
         model = self._model
         if model is None:
             model = trained_by(trainer.updater)
-        tables.print_sizes(trainer, 'hybridmem/')
+        tables.print_sizes(trainer, PREFIX)
         session = Session(model, self._options)
         session.__enter__()
         self.session = session
@@ -86,6 +89,7 @@ class HybridMemory(extension.Extension):
         session = self.session
         if session is None:
             return
+        tables.log_highest(trainer, f'{PREFIX}peak_bytes')
         session.finish_iteration()
         figures = session.last_iteration()
         observation = {

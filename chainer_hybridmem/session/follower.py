@@ -236,6 +236,7 @@ class Follower:
         session = self._make_session(models)
         if session is not None:
             session.gives_way = self._give_way
+            session.know_plain_peak(self._finder.in_core_bytes)
             if self._finder.is_found and self._finder.is_over:
                 session.raise_limit_by(functools.partial(self._raise_limit, session))
             session.__enter__()

@@ -327,6 +327,7 @@ def _run(
             'measured_peak_bytes': statistics['guided_peak_bytes'],
             'measured_stall_seconds': statistics['stall_seconds'],
             'measured_parts': statistics['split'],
+            'whole_peak_bytes': statistics['peak_bytes'],
         }
     known = {name: value for name, value in figures.items() if value is not None}
     return Run(plan.planner, plan, timeline if followed else None, known, problem)

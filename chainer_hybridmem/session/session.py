@@ -495,6 +495,10 @@ class Session:
         """
         return self._results.list_seconds()
 
+    def know_plain_peak(self, seen_bytes: int | None) -> None:
+        """Takes what plain Chainer has been seen to need; None: that is not known."""
+        self._history.plain.seen_bytes = seen_bytes
+
     def raise_limit_by(self, begin_again: Callable[[Needs], bool]) -> None:
         """Has a limit that does not do raised instead of an error.
 

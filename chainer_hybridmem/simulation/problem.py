@@ -89,7 +89,8 @@ class InCore(NamedTuple):
         peak_bytes (int): Highest load, with functions in parts as the profile and the
             problem's ``parts`` have them.
         plain_peak_bytes (int or None): Highest load of plain Chainer, which runs every
-            function as a whole; None if the recording ran some in parts.
+            function as a whole; None if the recording ran some in parts, and nothing
+            has seen it.
         seconds (float): Time of plain Chainer, without the session's own work.
         still_seconds (float): Time under a plan that moves nothing, with it.
         forward_bytes (int): Highest load of forward, as recorded.
@@ -153,6 +154,15 @@ class Problem:
         return self.in_core.peak_bytes
 
     @property
+    def whole_bytes(self) -> int:
+        """What a percentage is of: what plain Chainer needs.
+
+        If that is not known, what it needs with functions in parts as recorded.
+        """
+        plain_bytes = self.in_core.plain_peak_bytes
+        return self.in_core.peak_bytes if plain_bytes is None else plain_bytes
+
+    @property
     def in_core_seconds(self) -> float:
         return self.in_core.seconds
 
@@ -203,7 +213,7 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
         return problem
     places = {(part.operation, part.function) for part in parts}
     others = (p for p in problem.parts if (p.operation, p.function) not in places)
-    made = make_problem(
+    return make_problem(
         problem.profile,
         problem.cross_iteration,
         problem.host_limit_bytes,
@@ -212,23 +222,23 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
         problem.rules,
         problem.sources,
     )
-    return with_plain_peak(made, problem.in_core.plain_peak_bytes)
 
 
 def with_plain_peak(problem: Problem, plain_peak_bytes: int | None) -> Problem:
-    """The same problem with plain Chainer's peak, which its profile cannot tell.
+    """The same problem with another peak of plain Chainer.
 
     Args:
-        problem: Its profile has functions in parts.
-        plain_peak_bytes: Of the profile with whole functions; None if there is none.
+        problem: Any problem.
+        plain_peak_bytes: Such as that beside older graphs; None if it is not known.
     """
+    profile = dataclasses.replace(problem.profile, plain_peak_bytes=plain_peak_bytes)
     in_core = problem.in_core._replace(plain_peak_bytes=plain_peak_bytes)
-    return dataclasses.replace(problem, in_core=in_core)
+    return dataclasses.replace(problem, profile=profile, in_core=in_core)
 
 
 def with_profile(problem: Problem, profile: Profile) -> Problem:
     """The same problem with other times: everything else is as it was."""
-    made = make_problem(
+    return make_problem(
         profile,
         problem.cross_iteration,
         problem.host_limit_bytes,
@@ -237,7 +247,6 @@ def with_profile(problem: Problem, profile: Profile) -> Problem:
         problem.rules,
         problem.sources,
     )
-    return with_plain_peak(made, problem.in_core.plain_peak_bytes)
 
 
 def with_rules(problem: Problem, rules: Any) -> Problem:
@@ -266,7 +275,7 @@ def with_sources(problem: Problem, sources: tuple[int, ...]) -> Problem:
         problem: Any problem.
         sources: Of :func:`find_sources`.
     """
-    made = make_problem(
+    return make_problem(
         problem.profile,
         problem.cross_iteration,
         problem.host_limit_bytes,
@@ -275,7 +284,6 @@ def with_sources(problem: Problem, sources: tuple[int, ...]) -> Problem:
         problem.rules,
         sources,
     )
-    return with_plain_peak(made, problem.in_core.plain_peak_bytes)
 
 
 def find_sources(problem: Problem) -> tuple[int, ...]:
@@ -370,6 +378,9 @@ def make_problem(
     arrays = with_free_choice(arrays, recomputable)
     recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
     in_core = _find_in_core(recorded, profile, arrays)
+    if profile is not recorded:  # what is made of it cannot tell it any more
+        plain_bytes = in_core.plain_peak_bytes
+        profile = dataclasses.replace(profile, plain_peak_bytes=plain_bytes)
     problem = Problem(
         profile=profile,
         maps=maps,
@@ -393,7 +404,9 @@ def _find_in_core(recorded: Profile, profile: Profile, arrays: Arrays) -> InCore
     peak = recorded_peak = max(peaks)
     if profile is not recorded:
         peak = in_core_peak_bytes(profile)
-    plain = None if recorded.functions_in_parts else recorded_peak
+    plain = recorded.plain_peak_bytes
+    if plain is None and not recorded.functions_in_parts:
+        plain = recorded_peak
     still = still_seconds(arrays.seconds.tolist(), arrays.host_seconds.tolist())
     return InCore(peak, plain, in_core_seconds(profile), still, peaks[0])
 

@@ -14,7 +14,7 @@ from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records import library
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.units import format_seconds
+from chainer_hybridmem.units import format_bytes, format_seconds
 
 KEYS = {
     'memory_limit_bytes',
@@ -216,12 +216,22 @@ def test_a_sweep_goes_from_the_least_memory_to_the_in_core_peak(profile, hybridm
     assert all(row['fits'] for row in rows)
 
 
+def test_a_limit_is_marked_in_a_sweep(profile, hybridmem):
+    peak = make_problem(profile).in_core_peak_bytes
+    limits = ('--sweep', '3', '--memory-limit', '90%')
+    status, out, _ = hybridmem('compare', 'p.json', *limits, '--planner', 'swap-all')
+    assert status == 0
+    heads, _, shares, *_ = out.split('\n')[2:]
+    assert f'{format_bytes(int(0.9 * peak))} *' in heads and heads.count('*') == 1
+    assert '90%' in shares and '100%' in shares
+    assert '*: the limit of --memory-limit' in out
+
+
 @pytest.mark.parametrize(
     'arguments',
     [
         ('p.json',),
         ('p.json', '--sweep', '1'),
-        ('p.json', '--sweep', '3', '--memory-limit', '50%'),
     ],
 )
 def test_limits_that_make_no_sense(profile, hybridmem, arguments):

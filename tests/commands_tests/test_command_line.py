@@ -343,7 +343,7 @@ def test_help_is_quick():
 
 
 class Problem:
-    in_core_peak_bytes = 200
+    whole_bytes = 200
 
 
 @pytest.mark.parametrize(

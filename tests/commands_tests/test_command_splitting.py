@@ -9,6 +9,7 @@ from chainer_hybridmem.records import library
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.units import format_bytes
 
 
 @pytest.fixture(scope='module')
@@ -38,6 +39,30 @@ def limits(recorded):
         text: least_memory(make_problem(profile, splitting=splitting))[0]
         for text, splitting in (('false', False), ('exact', 'exact'), ('true', True))
     }
+
+
+def test_a_profile_of_a_percentage_is_planned_at_percentages_of_the_same(
+    hybridmem, folder
+):
+    network = ('--arch', 'support.networks:Everything', '--batchsize', '8')
+    picture = ('--insize', '24', '--n-class', '10')
+    status, out, err = hybridmem(
+        'profile', *network, *picture, '--memory-limit', '55%', '-o', 'p', '--json', 'f'
+    )
+    assert status == 0, err
+    profile = library.load_profile('p')
+    assert profile.functions_in_parts
+    with open('f') as file:
+        figures = json.load(file)
+    peak, in_parts = (
+        figures[f'in_core_peak{parts}_bytes'] for parts in ('', '_in_parts')
+    )
+    assert in_parts < peak == profile.plain_peak_bytes
+    status, out, err = hybridmem('plan', 'p', '--memory-limit', '90%', '--json', 'f')
+    assert status == 0, err
+    assert f'90% of the in-core peak of {format_bytes(peak)}' in out
+    with open('f') as file:
+        assert json.load(file)['memory_limit_bytes'] == int(0.9 * peak)
 
 
 def test_plan_takes_functions_in_parts(recorded, limits, hybridmem, refused, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -43,8 +44,8 @@ def panels(monkeypatch):
     drawn = []
     monkeypatch.setattr(canvas, 'save', lambda figure, path: drawn.append(figure))
 
-    def draw(rows, peaks):
-        comparison.draw_comparison(rows, 'c.png', peaks, PLANNERS, 'fast')
+    def draw(rows, peaks, marked=None):
+        comparison.draw_comparison(rows, 'c.png', peaks, PLANNERS, 'fast', marked)
         return drawn[-1].axes
 
     return draw
@@ -76,10 +77,35 @@ def test_the_highest_bound_counts_for_all():
 
 def test_lines_go_from_the_least_limit_on_and_have_gaps(panels):
     found = lines(panels(ROWS, {'p': 2**20})[0])
-    assert list(found['fast'].get_ydata()) == [50.0, 0.0]
+    assert list(found['fast'].get_ydata()) == pytest.approx([50.0, 0.0])
     assert list(found['bound'].get_ydata()) == [25.0, 0.0]
     picky = found['picky'].get_ydata()
-    assert math.isnan(picky[0]) and picky[1] == pytest.approx(0.005)
+    assert math.isnan(picky[0]) and picky[1] >= 0.005
+
+
+def test_lines_that_would_coincide_are_told_apart_and_others_stay(panels):
+    rows = [row(planner, 100, 1.5) for planner in PLANNERS]
+    rows += [row('fast', 300, 1.0), row('slow', 300, 1.2), row('picky', 300, 1.2)]
+    panel = panels(rows, {'p': 400})[0]
+    found = lines(panel)
+    scale = panel.yaxis.get_transform().transform
+    low, high = scale(panel.get_ylim())
+    apart = comparison.APART * (high - low)
+    for limit, values in ((0, (50, 50, 50)), (1, (0, 20, 20))):
+        drawn = [float(found[name].get_ydata()[limit]) for name in PLANNERS]
+        places = sorted(scale(drawn))
+        assert all(b - a > 0.99 * apart for a, b in itertools.pairwise(places))
+        for value, place in zip(values, drawn, strict=True):
+            assert value - 1e-9 <= place
+            assert scale([place])[0] <= scale([value])[0] + 2.01 * apart
+    assert found['fast'].get_ydata()[0] == pytest.approx(50)  # the best is below
+    assert found['fast'].get_ydata()[1] == pytest.approx(0)
+
+
+def test_the_peak_and_where_the_reader_is_are_marked(panels):
+    found = lines(panels(ROWS, {'p': 400}, {'p': [100]})[0])
+    assert found['in-core peak'].get_xdata()[0] == 400 / 1024
+    assert found['limit of 100 B'].get_xdata()[0] == 100 / 1024
 
 
 def test_the_default_is_emphasised_and_styles_do_not_depend_on_who_is_drawn(panels):

@@ -75,6 +75,51 @@ def test_the_table_has_bytes_with_a_unit(tmp_path):
     assert all(float(row[after:]) > 0 for row in rows)
 
 
+PEAK = 'hybridmem/peak_bytes'
+
+
+def make_logged(out, iterations, every):
+    """A trainer with another log, which has a line for so many iterations."""
+    trainer, _ = make_trainer(out, iterations)
+    log = extensions.LogReport(trigger=(every, 'iteration'), log_name=None)
+    trainer.extend(log, name='several')
+    return trainer, log
+
+
+def peaks_of(log):
+    return [line[PEAK] for line in log.log]
+
+
+def test_a_log_of_several_iterations_tells_their_highest_peak(tmp_path):
+    trainer, several = make_logged(tmp_path, 6, 3)
+    trainer.run()
+    each = peaks_of(trainer.get_extension('LogReport'))
+    assert min(each) < max(each)
+    assert peaks_of(several) == [max(each[:3]), max(each[3:])]
+    session = trainer.get_extension('HybridMemory').session
+    assert max(each) == session.statistics()['peak_bytes']
+
+
+def test_a_resumed_log_has_the_peak_from_before_its_snapshot(tmp_path):
+    trainer, several = make_logged(tmp_path, 5, 6)
+    trainer.run()
+    resumed, several = make_logged(tmp_path, 6, 6)
+    chainer.serializers.load_npz(tmp_path / 'snapshot_iter_4', resumed)
+    before = several._summary._summaries[PEAK].compute_mean()
+    assert before == max(peaks_of(trainer.get_extension('LogReport'))[:4])
+    several._summary._summaries[PEAK]._x *= 2  # higher than what is to come
+    resumed.run()
+    assert peaks_of(several) == [2 * before]
+
+
+def test_a_log_of_other_entries_has_no_peak(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 3)
+    own = extensions.LogReport(['main/loss'], (3, 'iteration'), log_name=None)
+    trainer.extend(own, name='own', priority=1000)
+    trainer.run()
+    assert PEAK not in own.log[0]
+
+
 def test_same_result_as_without_and_after_resuming(tmp_path):
     plain, expected = make_trainer(tmp_path / 'plain', 8, limit=None)
     plain.run()

@@ -221,6 +221,15 @@ def test_a_peak_above_that_of_iterations_is_no_share_of_it(in_core, told):
         assert 'in-core' not in next(iter(follower.describe()))
 
 
+def test_sessions_know_what_the_iterations_without_a_limit_have_needed():
+    follower = Follower('60%', {})
+    one_model(12)
+    follower.__exit__()
+    (figures,) = follower._figures
+    assert figures['in_core_peak_bytes'] >= follower._finder.in_core_bytes > 4e6
+    assert figures['limit_bytes'] == int(0.6 * follower._finder.in_core_bytes)
+
+
 def test_what_trains_without_a_limit_in_the_end_is_told():
     follower = Follower('60%', {})
     two_models(more=6)  # the second one for six, in which the first one is not

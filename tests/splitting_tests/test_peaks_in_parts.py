@@ -21,7 +21,7 @@ from chainer_hybridmem.reporting.page import Run, make_data
 from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.simulation.problem import with_parts
+from chainer_hybridmem.simulation.problem import with_parts, with_plain_peak
 from chainer_hybridmem.units import format_bytes
 
 ITERATIONS = 8
@@ -70,6 +70,7 @@ def test_the_page_counts_the_parts_of_the_table(limited, tmp_path):
     figures, statistics = data['runs'][0]['figures'], limited.statistics()
     assert figures['parts'] == figures['measured_parts'] == statistics['split'] == 8
     assert figures['planning_seconds'] == statistics['planning_seconds']
+    assert figures['whole_peak_bytes'] == statistics['peak_bytes']
     assert data['profile']['in_core_peak_bytes'] is None
     in_parts = statistics['in_core_peak_in_parts_bytes']
     assert data['profile']['in_core_peak_in_parts_bytes'] == in_parts
@@ -83,6 +84,30 @@ def test_a_saved_profile_knows_what_ran_in_parts(limited):
     body = json.loads(serialise_profile(profile))
     del body['functions_in_parts']
     assert parse_profile(json.dumps(body)).functions_in_parts == ()
+
+
+def test_a_percentage_is_of_what_plain_chainer_has_been_seen_to_need(limited, peak):
+    seen = with_plain_peak(make_problem(limited.profile), peak).profile
+    profile = parse_profile(serialise_profile(seen))
+    assert profile.functions_in_parts and profile.plain_peak_bytes == peak
+    assert make_plan(profile, '75%').memory_limit_bytes == int(0.75 * peak)
+    assert Limit('75%').bytes_for(make_problem(profile)) == int(0.75 * peak)
+    in_parts = make_problem(limited.profile).in_core_peak_bytes
+    assert make_plan(limited.profile, '99%').memory_limit_bytes == int(0.99 * in_parts)
+
+
+def test_a_session_tells_what_plain_chainer_has_been_seen_to_need(limited, peak):
+    limited.know_plain_peak(peak)
+    try:
+        assert limited.statistics()['in_core_peak_bytes'] == peak
+        assert re.search(f'\nin-core peak +{format_bytes(peak)}\n', limited.report())
+        plan, problem = limited._results.planned
+        shown = make_data(
+            problem.profile, [Run('run', plan, problem=problem)], 'p', sweep_seconds=0
+        )
+        assert shown['profile']['in_core_peak_bytes'] == peak
+    finally:
+        limited.know_plain_peak(None)
 
 
 def test_plans_with_parts_know_the_peak_of_the_whole(data, peak, monkeypatch):

@@ -18,6 +18,7 @@ from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured, Sa
 from chainer_hybridmem.records.plan import FOR_REPLAYS, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.reporting.page.advice import advise
 from chainer_hybridmem.reporting.page.composition import (
     GROUPS,
     Composition,
@@ -45,6 +46,7 @@ from chainer_hybridmem.reporting.palette import (
     GROUP_COLOURS,
     LINE_COLOURS,
 )
+from chainer_hybridmem.reporting.rows import LANE_TITLES
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.problem import decided_by, with_parts
 from chainer_hybridmem.terminal import printable
@@ -91,7 +93,7 @@ def make_data(
         for run, problem in zip(runs, problems, strict=True)
     ]
     shown = [
-        _RunColumns(tables, problem, len(runs)).collect(side, timeline)
+        _RunColumns(tables, problem, len(runs)).collect(side, timeline, planned)
         for side, problem, timeline in zip(sides, problems, timelines, strict=True)
     ]
     one, *others = zip(sides, timelines, strict=True)
@@ -107,6 +109,7 @@ def make_data(
             'kinds': COLOURS,
             'lines': list(LINE_COLOURS),
         },
+        'titles': {'swap-out': LANE_TITLES['d2h'], 'swap-in': LANE_TITLES['h2d']},
         'names': tables.names,
         'storages': tables.storage_columns(),
         'runs': shown,
@@ -146,21 +149,32 @@ class _RunColumns:
             return -1
         return self._tables.place_storage(self._profile.storages[storage])
 
-    def collect(self, side: Side, timeline: Timeline) -> Figures:
+    def collect(
+        self, side: Side, timeline: Timeline, planned: Sequence[Figures]
+    ) -> Figures:
         """All columns and figures.
 
         Args:
             side: The run and its moments.
             timeline: Its plan as simulated.
+            planned: As in :func:`make_data`.
         """
         run, composition = side.run, side.composition
         plan = run.plan
         prices = find_prices(self._problem, plan.memory_limit_bytes)
         costs = np.append(0.0, np.cumsum(prices.seconds_per_byte))
         shown = self._choose(composition.presences)
+        figures = run_figures(self._profile, run, timeline)
         return {
             'name': shown_name(run.name),
-            'figures': run_figures(self._profile, run, timeline),
+            'figures': figures,
+            'advice': advise(
+                prices,
+                figures['memory_limit_bytes'],
+                timeline.total_seconds,
+                plan.in_core_seconds,
+                planned,
+            ),
             'moments': self._moment_columns(composition, timeline),
             'presences': [self._presence(p, costs) for p in shown],
             'maps': self._map_rows(plan),

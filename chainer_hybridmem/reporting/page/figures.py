@@ -33,7 +33,8 @@ class Run:
         plan (Plan): The plan.
         measured (Measured or None): An iteration that followed it.
         figures (dict): More figures of the run, such as a session's medians:
-            ``measured_seconds``, ``measured_peak_bytes``, ``measured_parts``.
+            ``measured_seconds``, ``measured_peak_bytes``, ``measured_parts``, and the
+            ``whole_peak_bytes`` of all iterations, those without the plan included.
         problem (Problem or None): What the plan was made for, with the bounds that are
             known; None makes it anew.
     """

@@ -87,7 +87,7 @@ def sweep_bound(
         holds for all limits below.
     """
     deadline = timing.now() + time_budget
-    least, most = least_memory(problem)[0], problem.in_core_peak_bytes
+    least, most = least_memory(problem)[0], problem.whole_bytes
     span = max(most - least, 0)
     limits = {least + span * i // max(count - 1, 1) for i in range(count)}
     found = {

@@ -47,7 +47,6 @@ from chainer_hybridmem.simulation.problem import (
     CrossIteration,
     Problem,
     with_parts,
-    with_plain_peak,
     with_rules,
 )
 from chainer_hybridmem.splitting.rules import Way
@@ -542,7 +541,7 @@ class Guide:
         """The problem with the median times of the guided iterations."""
         assert self.problem is not None and self.plan is not None
         before = self.problem
-        timed = make_undisturbed_problem(
+        self.problem = make_undisturbed_problem(
             with_median_times(before.profile, self.pace.timings, self.plan),
             self.plan,
             before.cross_iteration,
@@ -550,7 +549,6 @@ class Guide:
             before.splitting,
             before.parts,
         )
-        self.problem = with_plain_peak(timed, before.in_core.plain_peak_bytes)
         return self.obey(before.rules)
 
     def obey(self, rules: Rules) -> Problem:

@@ -26,7 +26,6 @@ from chainer_hybridmem.simulation.problem import (
     Problem,
     decided_by,
     make_problem,
-    with_plain_peak,
 )
 from chainer_hybridmem.simulation.timeline import undisturbed_seconds
 
@@ -301,5 +300,4 @@ def make_undisturbed_problem(
     if operations == profile.operations and crossed == cross_iteration:
         return problem
     profile = dataclasses.replace(profile, operations=operations)
-    made = make_problem(profile, cross_iteration, host_limit_bytes, splitting, parts)
-    return with_plain_peak(made, problem.in_core.plain_peak_bytes)
+    return make_problem(profile, cross_iteration, host_limit_bytes, splitting, parts)

@@ -113,10 +113,13 @@ class PlainPeak:
 
     Attributes:
         older_bytes (int): Most that older graphs had away when an iteration began.
+        seen_bytes (int or None): What has been seen before the session, with everything
+            in memory.
     """
 
     def __init__(self) -> None:
         self.older_bytes = 0
+        self.seen_bytes: int | None = None
         self._begin_bytes = self._unknown_begin_bytes = 0
         self._bytes = 0
 
@@ -145,13 +148,14 @@ class PlainPeak:
             profile_bytes: That of an iteration alone, as its profile tells it.
 
         Returns:
-            int or None: None if it is not known: no profile tells it, or an iteration
-            that none tells of began with more than all others.
+            int or None: What has been seen if no more is known; None if that is not
+            known either: no profile tells it, or an iteration that none tells of began
+            with more than all others.
         """
         unknown = self._unknown_begin_bytes > self._begin_bytes
         if profile_bytes is None or unknown:
-            return None
-        return max(profile_bytes, self._bytes)
+            return self.seen_bytes
+        return max(profile_bytes, self._bytes, self.seen_bytes or 0)
 
 
 Entry = dict[str, Any]

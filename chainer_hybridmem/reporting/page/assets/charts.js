@@ -1,10 +1,12 @@
 'use strict';
 /* Three pictures on uPlot: memory over time, lanes below it, overhead against limit. */
 (function (h) {
-  const LANES = [['compute', 'compute'], ['d2h', 'swap out'], ['h2d', 'swap in']];
+  const LANES = [['compute', 'compute'], ['d2h', 'swap-out'], ['h2d', 'swap-in']];
   const KIND_ROWS = {compute: 0, d2h: 1, h2d: 2};
   const ROW_PIXELS = 30;
   const PERCENTS = [0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
+  const TITLE_PIXELS = 18; // of an axis
+  const APART = 0.015; // of the height of a picture, between lines that would coincide
   const KEY = 'moments'; // of charts whose cursors move together
   const charts = [];
 
@@ -28,31 +30,40 @@
     }
   };
 
-  // Steps of an axis of bytes: round numbers of KiB, MiB or GiB.
-  function byteSteps() {
-    const steps = [];
-    for (let unit = 1; unit <= 2 ** 40; unit *= 1024) {
-      for (const step of [1, 2, 5, 10, 20, 50, 100, 200, 500]) steps.push(step * unit);
+  // Steps of an axis of bytes: round numbers of its unit.
+  function byteSteps(size) {
+    const least = size === 1 ? 1 : 1 / 1000, steps = [];
+    for (let power = least; power <= 1000; power *= 10) {
+      for (const step of [1, 2, 5]) steps.push(step * power * size);
     }
     return steps;
   }
 
-  function byteLabels(plot, splits) {
-    const step = splits.length > 1 ? splits[1] - splits[0] : Math.max(...splits, 1);
-    const power = Math.min(Math.max(Math.floor(Math.log2(step) / 10), 0), 4);
-    const unit = ['B', 'KiB', 'MiB', 'GiB', 'TiB'][power];
-    return splits.map((value) => `${+(value / 1024 ** power).toFixed(2)} ${unit}`);
-  }
-
   const near = (value) => Math.abs(value - Math.round(value)) < 1e-6;
 
-  function secondLabels(plot, splits) {
-    const step = splits.length > 1 ? splits[1] - splits[0] : 1;
-    const top = Math.max(...splits.map(Math.abs));
-    const [unit, size] = top >= 1 ? ['s', 1] : top >= 1e-3 ? ['ms', 1e-3] : ['us', 1e-6];
+  // Labels in one unit, with as many digits as their step wants.
+  const labels = (inUnit) => function (plot, splits) {
+    const step = splits.length > 1 ? inUnit(splits[1] - splits[0]) : inUnit(splits[0] || 0);
     let digits = 0;
-    while (digits < 9 && !near(step / size * 10 ** digits)) digits += 1;
-    return splits.map((value) => `${(value / size).toFixed(digits)} ${unit}`);
+    while (digits < 9 && !near(step * 10 ** digits)) digits += 1;
+    return splits.map((value) => inUnit(value).toFixed(digits));
+  };
+
+  // An axis says what it shows in its title, and the unit of all its labels.
+  const titled = (title) => ({label: title, labelSize: TITLE_PIXELS, labelGap: 0,
+    labelFont: '12px system-ui, sans-serif'});
+
+  // The unit is that in which the page writes the largest value.
+  function byteAxis(title, most, more) {
+    const [unit, size] = h.unitOfBytes(most);
+    return axis({...titled(`${title}, ${unit}`), values: labels((value) => value / size),
+      incrs: byteSteps(size), ...more});
+  }
+
+  function timeAxis() {
+    const [unit, count] = h.unitOfSeconds(h.state.end);
+    return axis({...titled(`time, ${unit}`), values: labels((value) => value * count),
+      space: 70, size: 30});
   }
 
   function axis(more) {
@@ -193,8 +204,8 @@
     const options = timeOptions(box, h.state.end);
     options.scales.y = {range: () => [0, 1.08 * highest()]};
     options.axes = [
-      axis({values: secondLabels, space: 70, size: 30}),
-      axis({values: byteLabels, incrs: byteSteps(), size: axisPixels(box)}),
+      timeAxis(),
+      byteAxis('memory', highest(), {size: axisPixels(box) - TITLE_PIXELS}),
     ];
     options.series = [{}, ...series];
     options.hooks = {
@@ -206,7 +217,7 @@
       return h.momentWords(number, i);
     };
     const click = (plot) => h.show(h.momentAt(run, plot.posToVal(plot.cursor.left, 'x')));
-    return make(box, 280, options, timed([xs, ...stacks.reverse()]), tell, click);
+    return make(box, 280 + TITLE_PIXELS, options, timed([xs, ...stacks.reverse()]), tell, click);
   };
 
   // Predicted load, measured load and limit as lines over the stack.
@@ -246,7 +257,7 @@
     const titles = parts.flatMap((part, place) =>
       LANES.map(([, title]) => (place ? `${title} m.` : title)));
     options.axes = [
-      axis({values: secondLabels, space: 70, size: 30}),
+      timeAxis(),
       axis({
         splits: () => titles.map((title, row) => rows - row - 0.5),
         values: () => titles, size: axisPixels(box), grid: {show: false}, ticks: {show: false},
@@ -272,7 +283,7 @@
       }
       h.show(h.momentAt(run, plot.posToVal(plot.cursor.left, 'x')));
     };
-    return make(box, rows * ROW_PIXELS + 40, options,
+    return make(box, rows * ROW_PIXELS + 40 + TITLE_PIXELS, options,
       timed([[0, h.state.end], [null, null]]), tell, click);
   };
 
@@ -367,27 +378,57 @@
         points: {show: true, size: 12, width: 2, fill: h.lineColour(lines.length + i)}});
     });
     const all = data.slice(1).flat().filter((value) => value !== null);
+    const lowest = Math.min(0, ...all), top = Math.max(1, 1.3 * Math.max(...all));
+    apart(data.slice(2, 2 + lines.length), APART * (Math.asinh(top) - Math.asinh(lowest)));
     const options = {
       cursor: {drag: {x: false, y: false}, points: {show: false}, y: false},
       scales: {
         x: {time: false},
         // From nothing to several times: linear up to a percent, then logarithmic.
         y: {distr: 4, asinh: 1,
-          range: () => [Math.min(0, ...all), Math.max(1, 1.3 * Math.max(...all))]},
+          range: () => [lowest, top]},
       },
       axes: [
-        axis({values: byteLabels, incrs: byteSteps(), space: 80, size: 30}),
+        byteAxis('memory limit', xs[xs.length - 1], {space: 80, size: 30}),
         axis({
+          ...titled('time over in-core'),
           splits: (self, i, min, max) => PERCENTS.filter((v) => v >= min && v <= max),
-          values: (self, splits) => splits.map((v) => `${v}%`), size: axisPixels(box),
+          values: (self, splits) => splits.map((v) => `${v}%`),
+          size: axisPixels(box) - TITLE_PIXELS,
           filter: (self, splits) => splits,
         }),
       ],
       series,
     };
+    options.hooks = {draw: [(plot) => clipped(plot, (ctx) => {
+      ctx.strokeStyle = colour('--alarm');
+      ctx.lineWidth = devicePixelRatio;
+      ctx.setLineDash([7 * devicePixelRatio, 4 * devicePixelRatio]);
+      for (const run of h.data.runs) {
+        const x = plot.valToPos(run.figures.memory_limit_bytes, 'x', true);
+        ctx.beginPath();
+        ctx.moveTo(x, plot.bbox.top);
+        ctx.lineTo(x, plot.bbox.top + plot.bbox.height);
+        ctx.stroke();
+      }
+    })]};
     const tell = (plot) => limitWords(xs[plot.cursor.idx]);
-    return make(box, 260, options, data, tell, () => null);
+    return make(box, 260 + TITLE_PIXELS, options, data, tell, () => null);
   };
+
+  // Moves what would coincide one above the other, in the scale of the picture.
+  function apart(columns, step) {
+    for (let i = 0; columns.length && i < columns[0].length; i += 1) {
+      let last = -Infinity;
+      const order = (column) => Math.round(Math.asinh(column[i]) / step);
+      const known = columns.filter((column) => column[i] !== null);
+      for (const column of known.sort((a, b) => order(a) - order(b))) {
+        const place = Math.max(Math.asinh(column[i]), last + step);
+        if (place > Math.asinh(column[i])) column[i] = Math.sinh(place);
+        last = place;
+      }
+    }
+  }
 
   // What is known at the limit nearest to the cursor.
   function limitWords(limit) {

@@ -14,21 +14,24 @@ const hybridmem = {data: JSON.parse(document.getElementById('hybridmem-data').te
     return value.toFixed(digits);
   };
 
+  const SIZES = [['B', 1, 0], ['KiB', 2 ** 10, 1], ['MiB', 2 ** 20, 1], ['GiB', 2 ** 30, 1],
+    ['TiB', 2 ** 40, 2]];
+  const TIMES = [['s', 1, 3], ['ms', 1e3, 1], ['us', 1e6, 1]];
+
+  // The unit in which a value is written, on axes, too: its name, how many bytes it has or
+  // how many of it are a second, and digits.
+  h.unitOfBytes = (value) => SIZES.find(([, size]) => Math.abs(value) < 1024 * size) || SIZES[4];
+  h.unitOfSeconds = (value) => (value === 0 ? TIMES[0]
+    : TIMES.find(([, count]) => Math.abs(value) * count >= 1) || TIMES[2]);
+
   h.bytes = function (value) {
-    let size = value;
-    for (const unit of ['B', 'KiB', 'MiB', 'GiB']) {
-      if (Math.abs(size) < 1024) {
-        return h.fixed(size, unit === 'B' ? 0 : 1) + ' ' + unit;
-      }
-      size /= 1024;
-    }
-    return h.fixed(size, 2) + ' TiB';
+    const [unit, size, digits] = h.unitOfBytes(value);
+    return `${h.fixed(value / size, digits)} ${unit}`;
   };
 
   h.seconds = function (value) {
-    if (Math.abs(value) >= 1 || value === 0) return h.fixed(value, 3) + ' s';
-    if (Math.abs(value) >= 1e-3) return h.fixed(value * 1e3, 1) + ' ms';
-    return h.fixed(value * 1e6, 1) + ' us';
+    const [unit, count, digits] = h.unitOfSeconds(value);
+    return `${h.fixed(value * count, digits)} ${unit}`;
   };
 
   h.share = function (value) {

@@ -128,7 +128,7 @@
         .filter(([, i]) => moments.group_bytes[i].some((bytes) => bytes > 0)).reverse()
         .map(([group]) => item(colours.groups[group], h.groupTitle(group)))),
       e('div', {class: 'legend'}, ...Object.keys(colours.kinds).filter((kind) => kinds.has(kind))
-        .map((kind) => item(colours.kinds[kind], kind)),
+        .map((kind) => item(colours.kinds[kind], h.kindTitle(kind))),
       e('span', {}, '– – limit'), measured ? e('span', {}, '⋯ measured load; m.: measured') : null),
     ];
   }
@@ -142,7 +142,7 @@
     const lanes = chart('Lanes of compute and copies. Keys as above.');
     const composition = e('div', {});
     const section = e('section', {class: 'run', 'aria-label': runs[run].name},
-      e('h2', {}, name(`runs.${run}.name`)), h.tiles(run), memory, lanes, ...legend(run), composition,
+      e('h2', {}, name(`runs.${run}.name`)), h.tiles(run), h.advice(run), memory, lanes, ...legend(run), composition,
       e('h3', {}, 'What memory costs'), h.prices(run), h.pace(run));
     return {run, section, memory, lanes, composition};
   }
@@ -223,7 +223,9 @@
         ...lines.map((line, i) => e('span', {}, h.swatch(h.lineColour(i)), name(
           `sweep.plans.${h.data.sweep.plans.findIndex((row) => row.planner === line)}.planner`))),
         ...runs.map((run, i) => e('span', {}, h.swatch(h.lineColour(lines.length + i)),
-          name(`runs.${i}.name`)))),
+          name(`runs.${i}.name`))), e('span', {}, '– – limit'),
+        lines.length > 1 ? e('span', {class: 'soft'},
+          'lines that would coincide are drawn side by side') : null),
       e('details', {}, e('summary', {}, 'As a table'), h.sweepTable())] : []),
       e('h2', {}, 'Figures'), h.figureTable(),
       ...(h.data.report ? [e('h2', {}, 'Report of the session'),

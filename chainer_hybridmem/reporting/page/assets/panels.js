@@ -8,7 +8,9 @@
     gradient: 'gradients', input: 'inputs', parameter: 'parameters',
     'optimizer state': 'optimizer states', rest: 'not recorded by name',
   };
+  const LONGER = 0.05; // of an iteration: worth a word
   const LARGEST = 12, PRICED = 15, FOUND = 40, DIFFERING = 20;
+  h.kindTitle = (kind) => h.data.titles[kind] || kind;
   h.groupTitle = (group) => TITLES[group] || group;
 
   const groupCell = (place) => {
@@ -56,12 +58,39 @@
         ...measured('measured_overhead', 'share')),
       tile('over the proven bound', number(`${base}.gap`, 'share')),
       tile('peak', number(`${base}.peak_bytes`, 'bytes'),
-        ...measured('measured_peak_bytes', 'bytes')),
+        ...measured('measured_peak_bytes', 'bytes'),
+        ...(figures.whole_peak_bytes === undefined ? [] : [e('span', {class: 'soft'},
+          'all iterations ', number(`${base}.whole_peak_bytes`, 'bytes'))])),
       tile('limit', number(`${base}.memory_limit_bytes`, 'bytes')),
       h.data.profile.in_core_peak_bytes === null
         ? tile('in-core peak, functions in parts',
           number('profile.in_core_peak_in_parts_bytes', 'bytes'))
         : tile('in-core peak', number('profile.in_core_peak_bytes', 'bytes')));
+  };
+
+  // What to do next.
+  h.advice = function (run) {
+    const {advice, figures, prices} = h.data.runs[run], base = `runs.${run}.advice`;
+    const limit = () => e('code', {}, '--memory-limit ', name(`${base}.limit`));
+    if (!advice) {
+      const longer = (figures.measured_overhead || 0) > figures.overhead + LONGER;
+      return e('p', {class: 'advice'}, longer
+        ? 'By the prediction, more memory would save nothing: what was measured takes longer for other reasons.'
+        : prices.fits
+        ? 'Everything fits below the limit: more memory saves nothing.'
+        : figures.overhead < LONGER
+          ? 'More memory would save nothing: an iteration takes what it takes in-core. What is free is room for a larger batch.'
+          : 'A little more memory would save nothing.');
+    }
+    const size = number(`${base}.bytes`, 'bytes');
+    if (!advice.more) {
+      return e('p', {class: 'advice'}, size, ' less would do as well, as a plan of ',
+        name(`${base}.planner`), ' shows: ', limit());
+    }
+    const saved = number(`${base}.seconds`, 'seconds');
+    return e('p', {class: 'advice'}, size, ...(advice.planner
+      ? [' more would save ', saved, ' an iteration, as a plan of ', name(`${base}.planner`), ' shows: ']
+      : [' more would save about ', saved, ' an iteration, by which the proven bound falls: ']), limit());
   };
 
   h.figureTable = function () {
@@ -74,6 +103,7 @@
       ['memory limit', 'bytes', 'memory_limit_bytes'],
       ['planned for', 'bytes', 'planned_limit_bytes'],
       ['peak', 'bytes', 'peak_bytes', 'measured_peak_bytes'],
+      ['peak of all iterations', 'bytes', 'none', 'whole_peak_bytes'],
       ['waiting for copies', 'seconds', 'stall_seconds', 'measured_stall_seconds'],
       ['waiting for the host', 'seconds', 'host_stall_seconds'],
       ['recomputing', 'seconds', 'recompute_seconds', 'measured_recompute_seconds'],
@@ -92,7 +122,11 @@
       [name(`runs.${i}.name`), measured ? ', predicted' : ''],
       ...(measured ? ['measured'] : []),
     ])];
-    return h.table('figures of all runs', headers, rows.map(([title, unit, key, other]) => [
+    const figure = (i, key) => h.data.runs[i].figures[key];
+    // What is nothing in every run is left out.
+    const told = rows.filter(([, unit, ...keys]) => unit === 'share' || unit === 'name'
+      || runs.some((i) => keys.some((key) => figure(i, key))));
+    return h.table('figures of all runs', headers, told.map(([title, unit, key, other]) => [
       title,
       ...runs.flatMap((i) => [
         number(`runs.${i}.figures.${key}`, unit),
@@ -121,7 +155,8 @@
       const storage = presences[place].storage;
       return [h.storageButton(storage), groupCell(presences[place].group), producer(storage),
         number(`storages.bytes.${storage}`, 'bytes'),
-        ...(priced ? [number(`runs.${run}.presences.${place}.seconds`, 'seconds')] : [])];
+        ...(priced ? [presences[place].seconds > 0
+          ? number(`runs.${run}.presences.${place}.seconds`, 'seconds') : '–'] : [])];
     });
     const replayed = moments.replayed[i] < 0 ? null : e('p', {},
       'A replay of ', name(`names.${moments.replayed[i]}`), ' is under way and takes ',
