@@ -37,11 +37,11 @@ class BatchCommand(base.Command):
     help = 'find the largest batch that fits, in-core and planned'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        network = parser.add_argument_group('network')
-        arguments.add_network(network, batchsize=False)
-        estimating.add_device(parser.add_argument_group('device'), arguments.size)
-        estimating.add_model(parser, in_parts=True)
-        arguments.add_planner(parser)
+        parser.usage = estimating.USAGE.format('')
+        more = estimating.add_plan(parser)
+        arguments.add_network(parser, batchsize=False, more=more)
+        programs.add(parser, batch=True)
+        estimating.add_device(parser, arguments.size)
         parser.add_argument(
             '--min-speed',
             type=arguments.share,
@@ -49,9 +49,6 @@ class BatchCommand(base.Command):
             help='least speed, such as 80%%: images per second over those of the same '
             'batch without a limit; default: any',
         )
-        arguments.add_cross_iteration(parser)
-        arguments.add_splitting(parser)
-        arguments.add_rules(parser)
         parser.add_argument(
             '-o', '--output', metavar='FILE', help='where to save the plan'
         )
@@ -59,7 +56,7 @@ class BatchCommand(base.Command):
             '--profile', metavar='FILE', help='where to save what the plan is for'
         )
         arguments.add_json(parser)
-        programs.add(parser, batch=True)
+        estimating.add_model(parser, in_parts=True)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import MOST_PICTURES
