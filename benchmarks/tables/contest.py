@@ -90,9 +90,10 @@ def readme(body: Body) -> str:
     return (
         "[Checkmate's networks](docs/reference/arena.md), without swaps, at their "
         f'least limits. Gurobi took up to a day, `hybrid` at most {spent:.1f} s. It is '
-        f'as good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and better '
-        f'on {_count(rows, 1 - LEVEL)}; given 50 s, on {_count(longer, 1 + LEVEL)} and '
-        f'{_count(longer, 1 - LEVEL)}.\n\n{least_limits(body)}'
+        f'as good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and '
+        f'better on {_count(rows, 1 - LEVEL)}; given 50 s, on '
+        f'{_count(longer, 1 + LEVEL)} and {_count(longer, 1 - LEVEL)}.'
+        f'\n\n{least_limits(body)}'
     )
 
 

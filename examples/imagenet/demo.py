@@ -155,7 +155,7 @@ def train_limited(args: argparse.Namespace, plain: Run) -> tuple[Run, Any]:
         times = memory.session.iteration_times()
         if times:
             return statistics.median(times) * (count - len(seconds))
-        return max(usual * (SLOWER * count - len(seconds)), usual)
+        return usual * SLOWER * (count - len(seconds))
 
     progress = Progress('limited', count, left)
     trainer.extend(progress)
@@ -188,7 +188,7 @@ def describe(plain: Run, limited: Run, page: Path) -> str:
 
 def left_text(seconds: float) -> str:
     """Returns how much longer it takes, for people."""
-    if seconds < 1:
+    if not seconds:
         return 'done'
     minutes, rest = divmod(math.ceil(seconds / 5) * 5, 60)
     return f'{minutes} min {rest:2} s left' if minutes else f'{rest} s left'
