@@ -352,7 +352,7 @@ def add_sample_batches(
     )
 
 
-def add_planner(parser: argparse.ArgumentParser) -> None:
+def add_planner(parser: Any) -> None:
     """Adds the name of the planner."""
     parser.add_argument('--planner', metavar='NAME', help='default: that of optimize()')
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
@@ -16,6 +17,7 @@ from chainer_hybridmem.commands import (
 )
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.rows import times_rows
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -110,7 +112,8 @@ class BatchCommand(base.Command):
         else:
             title = program.title
         title = f'{title} on {device["name"]}'
-        outputs.publish(f'{title}\n\n{describe(found)}', figures, args.json)
+        text = f'{title}\n\n{describe(found, times_rows(device))}'
+        outputs.publish(text, figures, args.json)
         estimating.tell_note(sampled)
         return 0 if found.batchsize else 1
 
@@ -146,11 +149,17 @@ def _refusal(refusal: Refusal | None) -> dict[str, Any] | None:
     return None if refusal is None else dataclasses.asdict(refusal)
 
 
-def describe(found: LargestBatch) -> str:
-    """The answer and its certificate, for people."""
+def describe(found: LargestBatch, times: Sequence[tuple[str, str]] = ()) -> str:
+    """The answer and its certificate, for people.
+
+    Args:
+        found: The answer.
+        times: Rows that say where the times are from.
+    """
     wanted = [('memory limit', format_bytes(found.limit_bytes))]
     if found.min_speed is not None:
         wanted.append(('least speed', f'{found.min_speed:.0%} of that without limit'))
+    wanted += times
     rows = [
         _row('in-core', found.in_core, found.in_core_refusal),
         _row(found.planner, found.planned, found.refusal),

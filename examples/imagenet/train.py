@@ -50,7 +50,7 @@ DEMO_CPU = {
     'learning_rate': 0.0003,
     'memory_limit': '500MiB',
     'link_bandwidth': '120MB/s',
-    'iterations': 15,
+    'iterations': 12,
 }
 DEMO_CUDA = {
     **DEMO,
