@@ -63,6 +63,11 @@ BENCHMARKS = (
     ),
     Benchmark('overhead', 'a session when everything fits', ('host_overhead.json',)),
     Benchmark(
+        'predicted.run',
+        'what `hybridmem run` predicts, beside CPU seconds over plain Chainer',
+        ('predicted.json', 'predicted_before.json'),
+    ),
+    Benchmark(
         'public_reports',
         'programs after public bug reports: bits, guided share, CPU time',
         ('public_reports.json',),
@@ -92,6 +97,11 @@ BENCHMARKS = (
         ('splitting.json',),
     ),
     Benchmark('planning', 'evaluations per second, seconds per planner'),
+    Benchmark(
+        'first_plan',
+        'CPU seconds of a first plan and session, which compile; plans beside before',
+        ('first_plan.json',),
+    ),
     Benchmark(
         'pools',
         'footprint of pools and layouts over the peak load',

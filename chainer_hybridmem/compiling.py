@@ -12,8 +12,9 @@ from chainer_hybridmem import timing
 
 LEAST_SECONDS = 0.5  # of compiling; what takes less is not worth a line
 MESSAGE = (
-    'compiling, which takes a minute or so on the first run after an installation; '
-    'later runs find the result, and so do those after hybridmem doctor'
+    'compiling, which takes ten to thirty seconds on the first run after an '
+    'installation or an upgrade; later runs find the result, and so do those after '
+    'hybridmem doctor'
 )
 _tellers: list[Callable[[str], None]] = []  # the last one is told
 

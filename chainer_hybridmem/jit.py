@@ -7,20 +7,26 @@ home directory compiles in every process instead of failing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import event
+import numpy as np
+from llvmlite import binding as llvm
+from llvmlite import ir
+from numba.core import cgutils, event
 from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 from numba.core.registry import CPUDispatcher
 from numba.core.sigutils import normalize_signature
 from numba.core.types.misc import unliteral
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.compiling import Stopwatch
 
 if numba.config.DISABLE_JIT:
@@ -37,6 +43,7 @@ def compiled(
     uses: Sequence[ModuleType] = (),
     nogil: bool = False,
     inline: bool = False,
+    apart: bool = False,
     counted: bool = True,
 ) -> Callable[[Function], Function]:
     """Decorates a function to be compiled, for one signature or any.
@@ -57,6 +64,10 @@ def compiled(
         inline: Whether it becomes part of every function that calls it, and Python
             cannot call it. A call hands over each array as five numbers and more: with
             dozens of arrays that takes longer than a short function.
+        apart: Whether functions that call it have no copy of it: they find it by its
+            address. numba compiles a copy for each of them, and for each that calls
+            those in turn, which takes as long as the function itself. It has one
+            signature, and is compiled when it is called, or what calls it is.
         counted: Whether numba counts references to arrays. A function that makes no
             array needs none; counting dozens of them takes longer than a short
             function, and every part of it that is inlined counts again.
@@ -72,13 +83,17 @@ def compiled(
         try:
             dispatcher, cached = numba.njit(cache=True, **options)(function), True
         except RuntimeError:  # nowhere to write a cache
-            dispatcher = numba.njit(*signature, **options)(function)
-            cached = False
-        dispatcher.__class__ = _Inlined if inline else _Compiled
+            types_ = () if apart else signature
+            dispatcher, cached = numba.njit(*types_, **options)(function), False
+        dispatcher.__class__ = _Inlined if inline else _Apart if apart else _Compiled
+        if apart:
+            dispatcher.declare(*signature)
         if not cached:
             return cast(Function, dispatcher)
         if uses:
             _depend(dispatcher, uses)
+        if apart:
+            return cast(Function, dispatcher)
         for types_ in signature:  # only now, or the cache is asked too early
             dispatcher.compile(types_)
         if signature:
@@ -94,6 +109,11 @@ class _Compiled(CPUDispatcher):
     What a bool decides about is not worth it: an evaluation is no faster without.
     """
 
+    def compile(self, sig: Any) -> Any:
+        for function in _found_apart(self.py_func):  # a cache knows nothing of them
+            function.make_ready()
+        return super().compile(sig)
+
     def get_call_template(self, args: Any, kws: Any) -> Any:
         return super().get_call_template(
             tuple(map(unliteral, args)),
@@ -106,6 +126,101 @@ class _Inlined(_Compiled):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f'{self.py_func.__name__} is inlined: Python cannot call it')
+
+
+class _Apart(_Compiled):
+    """One that is called by its address, which stands in a cell that has a name."""
+
+    def declare(self, signature: Any) -> None:
+        _declared.append(self)
+        self._declared = signature
+        self._cell = np.zeros(1, np.int64)
+        self._cell_name = f'{self.py_func.__module__}.{self.py_func.__name__}.address'
+        llvm.add_symbol(self._cell_name, self._cell.ctypes.data)
+
+    def make_ready(self) -> None:
+        """Compiles it, or finds it in the cache."""
+        with global_compiler_lock:  # several threads may be about to call it
+            if not self._cell[0]:
+                self.compile(self._declared)
+                self.disable_compile()
+
+    def compile(self, sig: Any) -> Any:
+        entry = super().compile(sig)
+        made = self.overloads[normalize_signature(sig)[0]]
+        self._cell[0] = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+        self.targetctx.remove_user_function(entry)
+        call: Any = functools.partial(_call_by_address, self._cell_name, made.fndesc)
+        call.signature = made.fndesc.argtypes
+        call.libs = ()
+        self.targetctx._defns[entry].append(call, call.signature)
+        return entry
+
+    def _compile_for_args(self, *args: Any, **kwargs: Any) -> Any:
+        """What numba calls: a first call makes it ready, others have other types."""
+        self.make_ready()
+        (made,) = self.overloads.values()
+        given = [self.typeof_pyval(arg) for arg in args]
+        pairs = zip(given, made.signature.args, strict=False)
+        fits = all(self.typingctx.can_convert(*pair) is not None for pair in pairs)
+        if kwargs or len(given) != len(made.signature.args) or not fits:
+            raise TypeError(
+                f'{self.py_func.__name__} takes {made.signature.args}, not {given}'
+            )
+        return made.entry_point
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        self.make_ready()
+        return super().get_call_template(args, kws)
+
+
+_declared: list[_Apart] = []
+
+
+def make_ready(*functions: Any) -> None:
+    """Compiles functions apart, or finds them in the cache, before they are called."""
+    for function in functions:
+        function.make_ready()
+
+
+def make_all_ready() -> int:
+    """Makes all functions apart ready of the modules that are imported; how many."""
+    make_ready(*_declared)
+    return len(_declared)
+
+
+def _call_by_address(
+    cell: str, callee: Any, context: Any, builder: Any, sig: Any, args: Any
+) -> Any:
+    """As numba calls what is compiled, at the address that stands in a cell."""
+    word = ir.IntType(64)
+    place = builder.module.globals.get(cell)
+    if place is None:
+        place = ir.GlobalVariable(builder.module, word, cell)
+    convention = context.call_conv
+    kind = convention.get_function_type(callee.restype, callee.argtypes)
+    function = builder.inttoptr(builder.load(place), kind.as_pointer())
+    status, result = convention.call_function(
+        builder, function, callee.restype, callee.argtypes, args
+    )
+    with cgutils.if_unlikely(builder, status.is_error):
+        convention.return_status_propagate(builder, status)
+    return result
+
+
+def _found_apart(function: Callable[..., Any]) -> Iterator[_Apart]:
+    """The functions apart that a function calls, or another compiled into it."""
+    names = function.__code__.co_names
+    for name in names:
+        value = function.__globals__.get(name)
+        values = [value]
+        if isinstance(value, ModuleType):
+            values += [getattr(value, part, None) for part in names]
+        for value in values:
+            if isinstance(value, _Apart):
+                yield value
+            elif isinstance(value, _Compiled) and value.py_func is not function:
+                yield from _found_apart(value.py_func)
 
 
 class _Listener(event.Listener):
@@ -136,6 +251,11 @@ def compiling_seconds() -> float:
     return _listener.seconds
 
 
+def clock() -> float:
+    """Seconds of a clock that stands still while functions are compiled."""
+    return timing.now() - compiling_seconds()
+
+
 def _depend(dispatcher: Any, modules: Sequence[ModuleType]) -> None:
     """Makes a function's cached code depend on the sources of other modules."""
     digest = hashlib.sha256()
@@ -156,6 +276,8 @@ def callback(
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
+        for one in _found_apart(function):
+            one.make_ready()
         made = CFunc(function, normalize_signature(signature), {}, {})
         try:
             made.enable_caching()

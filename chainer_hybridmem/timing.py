@@ -9,4 +9,5 @@ from __future__ import annotations
 import time
 
 now = time.perf_counter  # seconds since some moment
+spent = time.thread_time  # seconds that this thread has computed
 sleep = time.sleep

@@ -263,6 +263,25 @@ def algorithms(body: Body) -> str:
     return table(head, lines)
 
 
+def first_plan(body: Body) -> str:
+    """Returns what first plans and sessions take, and what plans take again."""
+    packages = list(dict.fromkeys(row['package'] for row in body['commands']))
+    rows: dict[str, list[str]] = {}
+    for row in body['commands']:
+        of = rows.setdefault(row['command'], [])
+        of += [seconds(row[f'{when}_cpu_seconds']) for when in ('first', 'again')]
+    head = [f'{name}, {when}' for name in packages for when in ('first', 'again')]
+    text = table(['command', *head], [[name, *of] for name, of in rows.items()])
+    planning = body['planning']
+    if 'median_ratio' not in planning:
+        return text
+    return (
+        f'{text}\n\nOf {planning["plans"]} default plans with a full cache '
+        f'{planning["different_plans"]} differ from before; their CPU time is '
+        f'{planning["median_ratio"]:.2f} times that of before (median).'
+    )
+
+
 SECTIONS = (
     Section(
         ('rivals_compare',),
@@ -305,6 +324,14 @@ SECTIONS = (
         """Default options, modelled V100 with 16 GB, one core. *Gap* is predicted
         time over the proven bound, minus 1.""",
         scale,
+    ),
+    Section(
+        ('first_plan',),
+        'The first plan on a machine',
+        """CPU seconds of whole processes, each with a cache of compiled functions of
+        its own: empty at first, then what that has left. *Before* is an earlier commit,
+        in turns with this one.""",
+        first_plan,
     ),
     Section(
         ('paper_gap',),

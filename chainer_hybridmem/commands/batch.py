@@ -84,6 +84,7 @@ class BatchCommand(base.Command):
             return make_problem(
                 sampled.step.profile(batchsize),
                 args.cross_iteration,
+                host_limit_bytes=host_limit_bytes,
                 splitting=args.splitting,
                 rules=args.rules,
             )
@@ -92,6 +93,9 @@ class BatchCommand(base.Command):
             sampled = estimating.obtain(args, program, progress)
             estimator = sampled.step.estimators[0]
             limit_bytes = args.memory_limit or estimating.device_bytes(estimator)
+            host_limit_bytes = estimating.host_limit_beside(
+                args.memory_limit, estimator
+            )
             progress.step(what)
             found = find_largest_batch(
                 problem_of, limit_bytes, MOST_PICTURES, planner, args.min_speed
@@ -113,6 +117,8 @@ class BatchCommand(base.Command):
             title = program.title
         title = f'{title} on {device["name"]}'
         text = f'{title}\n\n{describe(found, times_rows(device))}'
+        if host_limit_bytes is not None:
+            text += f'\n\n{estimating.ONE_RAM}'
         outputs.publish(text, figures, args.json)
         estimating.tell_note(sampled)
         return 0 if found.batchsize else 1

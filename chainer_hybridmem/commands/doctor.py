@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from chainer_hybridmem.commands import arguments, base, machine, outputs, repair
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
-from chainer_hybridmem.units import format_bytes, format_count
+from chainer_hybridmem.units import format_bytes, format_count, format_seconds
 from chainer_hybridmem.version import describe_installation
 
 CHAINER_HINT = (
@@ -51,6 +52,10 @@ def libraries_hint() -> str:
         f'{describe_installation("cuda12")}, or {describe_installation("cuda13")}; '
         'CUDA_PATH and LD_LIBRARY_PATH may name an older CUDA.'
     )
+
+
+# Where functions are compiled for types that are known before.
+WITH_COMPILED = ('devices.host', 'planners', 'pools', 'search', 'simulation')
 
 
 class Status(enum.Enum):
@@ -114,9 +119,11 @@ def examine() -> list[Check]:
     """Runs all checks; those that others depend on come first."""
     has_cupy = machine.cupy_version() != machine.ABSENT
     found = looks() if has_cupy else {}
-    with Progress(4 + len(found) + has_cupy, sys.stderr) as progress:
+    with Progress(5 + len(found) + has_cupy, sys.stderr) as progress:
+        progress.step('compiling')
+        checks = [attempt('functions are compiled', compile_functions)]
         progress.step('counting memory')
-        checks = [attempt('memory is counted', count_memory)]
+        checks.append(attempt('memory is counted', count_memory))
         progress.step('importing Chainer')
         checks.append(attempt('chainer imports', import_chainer, CHAINER_HINT))
         progress.step('training on the CPU')
@@ -154,6 +161,21 @@ def attempt(name: str, action: Callable[[], str], hint: str = '') -> Check:
     except Exception as error:
         detail = ' '.join(f'{type(error).__name__}: {error}'.split())
         return Check(name, Status.FAILS, detail, hint)
+
+
+def compile_functions() -> str:
+    """Compiles what plans and sessions need, which later processes find."""
+    from chainer_hybridmem import jit
+
+    for room in WITH_COMPILED:
+        package = importlib.import_module(f'chainer_hybridmem.{room}')
+        for module in pkgutil.walk_packages(package.__path__, f'{package.__name__}.'):
+            importlib.import_module(module.name)
+    before = jit.compiling_seconds()
+    count = jit.make_all_ready()
+    seconds = jit.compiling_seconds() - before
+    how = f'compiled in {format_seconds(seconds)}' if seconds else 'found compiled'
+    return f'{format_count(count, "function")} {how}'
 
 
 def count_memory() -> str:

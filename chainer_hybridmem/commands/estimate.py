@@ -90,6 +90,7 @@ class EstimateCommand(base.Command):
         from chainer_hybridmem.estimation import check_batchsize
         from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.simulation import make_problem
+        from chainer_hybridmem.simulation.problem import with_host_limit
 
         planner = check_name(DEFAULT if args.planner is None else args.planner)
         args = node_table.resolve(args)
@@ -126,6 +127,8 @@ class EstimateCommand(base.Command):
             else:
                 problem = problem_of(estimator.profile(batchsize))
             limit_bytes = choose_limit(args.memory_limit, problem, estimator)
+            host_limit = estimating.host_limit_beside(args.memory_limit, estimator)
+            problem = with_host_limit(problem, host_limit)
             if args.output is not None:
                 library.save(problem.profile, args.output)
             figures = summarise(
@@ -148,7 +151,10 @@ class EstimateCommand(base.Command):
             figures['algorithms'] = decided.figures
         if program is not None:
             tell_program(figures, program, sampled, limit_bytes)
-        outputs.publish(_text(figures, args.largest), figures, args.json)
+        text = _text(figures, args.largest)
+        if host_limit is not None:
+            text += f'\n\n{estimating.ONE_RAM}'
+        outputs.publish(text, figures, args.json)
         estimating.tell_note(sampled)
         fits = any(r['fits'] or r.get('largest_batchsize') for r in figures['methods'])
         return 0 if fits else 1
@@ -243,6 +249,7 @@ def summarise(
             return make_problem(
                 estimator.profile(batchsize),
                 problem.cross_iteration,
+                problem.host_limit_bytes,
                 splitting=problem.splitting,
                 rules=problem.rules,
             )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 STUDIES = 'for research'  # heading of options that most users leave alone
 PLANS = 'another network or plan'
 USAGE = '%(prog)s [options] (--arch NAME{} | -- PROGRAM ...)'
+ONE_RAM = (
+    'The limit is all RAM, in which host copies lie, too: none are planned. Train with '
+    'host_limit=0, or name a --memory-limit that leaves room for them.'
+)
 NO_LIMIT = 'How much memory is there? Name a GPU with --gpu, or give --memory-limit.'
 
 
@@ -217,6 +221,25 @@ def _choose_batchsizes(
     return batchsizes
 
 
+def host_limit_beside(limit: object, estimator: Estimator) -> int | None:
+    """Most bytes of host copies beside a memory limit; None is without a limit.
+
+    On a CPU host copies lie in the same RAM. Where the limit is all of that, there is
+    no room for any.
+
+    Args:
+        limit: That was named; None for all there is.
+        estimator: Of a device.
+    """
+    return 0 if limit is None and _is_of_cpu(estimator) else None
+
+
+def _is_of_cpu(estimator: Estimator) -> bool:
+    if estimator.model is not None:
+        return False
+    return bool(estimator.samples.large.device.get('kind') == 'host')
+
+
 def device_bytes(estimator: Estimator) -> int:
     """The memory of the device, where no limit is given.
 
@@ -228,7 +251,7 @@ def device_bytes(estimator: Estimator) -> int:
     if estimator.model is not None:
         return estimator.model.memory_bytes
     device = estimator.samples.large.device
-    if device.get('kind') == 'host':
+    if _is_of_cpu(estimator):
         from chainer_hybridmem.devices.ram import total_ram
 
         return total_ram()

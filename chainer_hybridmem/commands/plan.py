@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from chainer_hybridmem import files
 from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
+from chainer_hybridmem.compiling import LEAST_SECONDS
 from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
@@ -68,6 +69,7 @@ class PlanCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.commands import figures
+        from chainer_hybridmem.jit import compiling_seconds
         from chainer_hybridmem.planners import (
             DEFAULT,
             check_name,
@@ -111,6 +113,7 @@ class PlanCommand(base.Command):
             if args.output is not None:
                 library.save(plan, args.output)
             summary = summarise(problem, plan)
+            summary['compiling_seconds'] = compiling_seconds()
             if args.rules:
                 progress.step('planning without each of the rules')
             costs = figures.rule_costs(problem, limit_bytes, summary, **options)
@@ -208,6 +211,9 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             f'{format_count(f["simulations"], "simulation")}',
         ),
     ]
+    if f['compiling_seconds'] >= LEAST_SECONDS:
+        seconds = format_seconds(f['compiling_seconds'])
+        rows.append(('compiling', f'{seconds} beside that, once per installation'))
     if 'crossing_bytes' in f:
         nbytes = format_bytes(f['crossing_bytes'])
         rows.append(('parameters and states', f'{nbytes} of what is swapped'))

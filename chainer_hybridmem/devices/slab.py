@@ -132,7 +132,7 @@ def _set_hole(slab: int, index: int, address: int, nbytes: int, pages: int) -> N
     store(hole + HOLE_HELD, pages)
 
 
-@compiled(types.void(_i64, _i64, _i64, _i64, _i64))
+@compiled(types.void(_i64, _i64, _i64, _i64, _i64), apart=True)
 def _insert_hole(slab: int, index: int, address: int, nbytes: int, pages: int) -> None:
     """Adds a hole; lost until the slab goes if there are far too many."""
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
@@ -158,7 +158,7 @@ def _hole_behind(slab: int, address: int) -> int:
     return low
 
 
-@compiled(types.void(_i64, _i64, _i64, _i64))
+@compiled(types.void(_i64, _i64, _i64, _i64), apart=True)
 def _cut_hole(slab: int, index: int, before: int, total: int) -> None:
     """Takes ``total`` bytes out of a hole, ``before`` bytes behind its beginning.
 
@@ -192,7 +192,7 @@ def _raise_top(slab: int, top: int) -> None:
     store(slab + TOUCHED, max(touched, top))
 
 
-@compiled(_i64(_i64, _i64))
+@compiled(_i64(_i64, _i64), apart=True)
 def cut(slab: int, total: int) -> int:
     """Takes space: the smallest hole that has pages, else the smallest, else the top.
 
@@ -239,7 +239,7 @@ def cut_units(slab: int, total: int) -> int:
     return address + (load(slab + EXTENT) - total) // UNIT_BYTES if address else 0
 
 
-@compiled(types.boolean(_i64, _i64, _i64))
+@compiled(types.boolean(_i64, _i64, _i64), apart=True)
 def cut_at(slab: int, address: int, total: int) -> bool:
     """Takes exactly this space if nothing lies there; see :func:`cut`."""
     base, top = load(slab + BASE), load(slab + TOP)
@@ -269,7 +269,7 @@ def cut_at(slab: int, address: int, total: int) -> bool:
     return True
 
 
-@compiled(types.void(_i64, _i64, _i64))
+@compiled(types.void(_i64, _i64, _i64), apart=True)
 def join(slab: int, address: int, total: int) -> None:
     """Puts space back and joins it with its neighbours."""
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT)
@@ -324,7 +324,7 @@ def largest_held(slab: int) -> int:
 
 
 # -- table ----------------------------------------------------------------------
-@compiled(_i64(_i64, _i64, _i64))
+@compiled(_i64(_i64, _i64, _i64), apart=True)
 def place(table: int, slab: int, total: int) -> int:
     """The planned space of the next malloc; 0 if it has none. See [offsets]."""
     index, stop = load(table + NEXT), load(table + STOP)

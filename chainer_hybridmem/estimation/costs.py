@@ -39,6 +39,7 @@ from collections.abc import Callable
 from chainer_hybridmem.estimation.specs import parse_spec, spec_bytes
 from chainer_hybridmem.records.profile import (
     Category,
+    MoveCost,
     Operation,
     Phase,
     Profile,
@@ -331,6 +332,8 @@ def time_model(
 ) -> Profile:
     """Gives every operation and recipe the time that a device model says.
 
+    What a session costs the recorded machine says nothing of another one.
+
     Args:
         profile: With shapes of the batch size that is meant.
         cost_seconds: Seconds of one cost.
@@ -340,7 +343,9 @@ def time_model(
     return dataclasses.replace(
         profile,
         operations=tuple(
-            dataclasses.replace(op, device_seconds=s, host_seconds=0.0)
+            dataclasses.replace(
+                op, device_seconds=s, host_seconds=0.0, session_seconds=0.0
+            )
             for op, s in zip(profile.operations, seconds, strict=True)
         ),
         recipes=tuple(
@@ -354,6 +359,7 @@ def time_model(
             )
             for recipe in profile.recipes
         ),
+        move_cost=MoveCost(),
     )
 
 

@@ -266,7 +266,7 @@ class Executor:
                 if is_applied_again:  # the copy has what it keeps, too
                     self._restorer.bring_back_read_by(function)
                 recipes.prepare(k, function)
-            if k in table.acting or self.observers.members:
+            if k in table.acting or self.observers.follow:
                 self._act(k, table)
             if recipes.prepares:
                 recipes.start_drawing()
@@ -322,7 +322,7 @@ class Executor:
         evictor.operation += 1
         if observers.members:
             observers.backward_runs(self.maps)
-        if table is not None and (k in table.acting or observers.members):
+        if table is not None and (k in table.acting or observers.follow):
             self._act(k, table)
         if self.crossing.arrays:
             self.crossing.recall_read_by(function)

@@ -391,6 +391,11 @@ class LiveMap:
             self._leave(State.GONE)
 
     @property
+    def is_away(self) -> bool:
+        """Whether the device has no memory for it."""
+        return self.state in (State.AWAY, State.GONE)
+
+    @property
     def is_awaited(self) -> bool:
         """Whether a backward is expected to read it."""
         return bool(self.uses) or self.outlives
@@ -454,7 +459,7 @@ class LiveMap:
         if self.state is State.AWAY and (asynchronous or self.host.differs_from(root)):
             self.start_swap_in()
             self.finish_swap_in()
-        elif self.state in (State.AWAY, State.GONE):
+        elif self.is_away:
             held, final = self._held(), self.prints.final
             if held is None:
                 self.prints.compare_later(what, root)
@@ -475,7 +480,7 @@ class LiveMap:
 
     def return_if_held(self) -> bool:
         """Puts what has left back if others still have it; whether that is so."""
-        root = self._held() if self.state in (State.AWAY, State.GONE) else None
+        root = self._held() if self.is_away else None
         if root is None:
             return False
         self._return(root)

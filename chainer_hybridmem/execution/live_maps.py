@@ -371,23 +371,18 @@ class LiveMaps:
     @property
     def older_bytes(self) -> int:
         """Bytes of all maps on the device; between iterations those of older graphs."""
-        away = (State.AWAY, State.GONE)
-        return sum(live.nbytes for live in self if live.state not in away)
+        return sum(live.nbytes for live in self if not live.is_away)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of maps on the device that the program holds in variables."""
-        away = (State.AWAY, State.GONE)
         return sum(
-            live.nbytes
-            for live in self
-            if live.state not in away and live.slots.are_held()
+            live.nbytes for live in self if not live.is_away and live.slots.are_held()
         )
 
-    def find_away(self) -> list[LiveMap]:
-        """Maps that living graphs have and the device has not."""
-        away = (State.AWAY, State.GONE)
-        return [live for live in self if live.state in away and live.slots.are_alive()]
+    def find_living(self) -> list[LiveMap]:
+        """Maps that living graphs have, also those that the device has not."""
+        return [live for live in self if live.slots.are_alive()]
 
     def count_small(self) -> tuple[int, int]:
         """Number and bytes of what the graph keeps and is too small to leave.

@@ -21,9 +21,11 @@ class Observer:
     Attributes:
         judges (bool): Whether it follows every feature map, and tells by itself if a
             replay has made another one.
+        follows (bool): Whether it is told that nothing moves before an operation.
     """
 
     judges = False
+    follows = True
 
     # -- functions ------------------------------------------------------------
     def made(self, maps: Sequence[LiveMap]) -> None:
@@ -48,6 +50,10 @@ class Observer:
     def released(self) -> None:
         """What leaves before an operation has left."""
 
+    def move(self, operation: int, action: Callable[[], None]) -> None:
+        """Does what a plan moves before an operation."""
+        action()
+
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
         """Does something that may wait for a copy."""
         action()
@@ -71,21 +77,26 @@ class Observers(Observer):
     Attributes:
         members (list of Observer): These.
         judge (bool): Whether one of them judges.
+        follow (bool): Whether one of them follows.
     """
 
     def __init__(self) -> None:
         self.members: list[Observer] = []
-        self.judge = False
+        self.judge = self.follow = False
 
     def add(self, observer: Observer) -> None:
         """Tells this one, too, from here on."""
         self.members.append(observer)
-        self.judge = any(one.judges for one in self.members)
+        self._ask()
 
     def discard(self, observer: Observer | None) -> None:
         """Tells this one no more, if it is told."""
         self.members = [one for one in self.members if one is not observer]
+        self._ask()
+
+    def _ask(self) -> None:
         self.judge = any(one.judges for one in self.members)
+        self.follow = any(one.follows for one in self.members)
 
     def made(self, maps: Sequence[LiveMap]) -> None:
         for one in self.members:
@@ -114,6 +125,11 @@ class Observers(Observer):
     def released(self) -> None:
         for one in self.members:
             one.released()
+
+    def move(self, operation: int, action: Callable[[], None]) -> None:
+        for one in self.members:
+            action = functools.partial(one.move, operation, action)
+        action()
 
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
         for one in self.members:
@@ -224,6 +240,12 @@ class Mover:
     # -- as the plan says -----------------------------------------------------
     def move(self, k: int, table: ActionTable) -> None:
         """Moves what the plan moves before operation k; replays come after that."""
+        if self._observers.members:
+            self._observers.move(k, functools.partial(self._move, k, table))
+        else:
+            self._move(k, table)
+
+    def _move(self, k: int, table: ActionTable) -> None:
         for live in self._find_all(table.swap_outs.get(k, ())):
             self.start_swap_out(live)
         for live in self._find_all(table.releases.get(k, ())):

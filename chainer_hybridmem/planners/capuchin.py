@@ -53,7 +53,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem import timing
+from chainer_hybridmem.jit import clock
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search, kept_load
@@ -121,7 +121,7 @@ def capuchin(problem: Problem, limit_bytes: int, rehearsals: int = REHEARSALS) -
     wanted = in_triggers(problem, usage, plan)
     plan = with_swap_ins(problem, plan, reachable(problem, plan, wanted))
     plan = rehearsed(problem, plan, rehearsals)
-    spent = timing.now() - search.started
+    spent = clock() - search.started
     return dataclasses.replace(plan, planning_seconds=spent)
 
 

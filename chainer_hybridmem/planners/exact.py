@@ -25,8 +25,8 @@ import math
 
 import numpy as np
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.jit import clock
 from chainer_hybridmem.planners.hybrid import hybrid
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.records.plan import Plan
@@ -118,7 +118,7 @@ class _Run:
 
     def solve(self) -> None:
         """The best assignments that the relaxation knows of, one after the other."""
-        deadline = timing.now() + self.time_budget
+        deadline = clock() + self.time_budget
         if count_assignments(self.problem) <= ENUMERATED:
             self.enumerate()
         if self.seconds > self.bound_seconds * (1 + 2 * TRUST):
@@ -127,7 +127,7 @@ class _Run:
         relaxation = WholeRelaxation(self.problem, self.limit_bytes)
         tighten(relaxation.relaxation)
         while self.seconds > self.bound_seconds:
-            left = deadline - timing.now()
+            left = deadline - clock()
             if left <= 0:
                 break
             answer = relaxation.solve(self.seconds, left)
@@ -176,7 +176,7 @@ class _Run:
             options=options,
             lower_bound_seconds=bound_seconds,
             simulations=simulations + sum(s.simulations for s in self.searches),
-            planning_seconds=timing.now() - self.searches[0].started,
+            planning_seconds=clock() - self.searches[0].started,
         )
 
 

@@ -42,13 +42,14 @@ import dataclasses
 
 import numpy as np
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.jit import clock, make_ready
 from chainer_hybridmem.planners.planner import Planner
 from chainer_hybridmem.planners.pooch import FASTER_STAGE, NODE_BUDGET
 from chainer_hybridmem.planners.superneurons import SUPERNEURONS
 from chainer_hybridmem.planners.uniform import SWAP_ALL
 from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.annealing import (
     MANY_MAPS,
     TOLERANCE,
@@ -162,7 +163,7 @@ def hybrid(
     budget = Budget(search, 0 if few else steps, first)
     annealer = Annealer(search, budget)
     large = move_large_maps(search)
-    at_floor = large.seconds <= problem.in_core_seconds * (1 + tolerance)
+    at_floor = large.seconds <= problem.still_seconds * (1 + tolerance)
     if at_floor:
         best = large
         bound = lower_bound(search.problem, search.limit_bytes)
@@ -196,7 +197,7 @@ def hybrid(
             rival,
             planner='hybrid',
             options={**options, 'found_by': rival.planner},
-            planning_seconds=timing.now() - search.started,
+            planning_seconds=clock() - search.started,
             simulations=search.simulations + rival.simulations,
         )
     else:
@@ -226,10 +227,7 @@ def _warm_up(search: Search, few: bool) -> None:
     with search.uncounted():
         warm_up()
         if not few:
-            annealer = Annealer(search, Budget(search, 0, None))
-            annealer.warm_up()
-            if len(search.problem.maps) > SPREAD_MAPS:
-                annealer.warm_up(group_alike(search.problem))
+            make_ready(local_search.anneal)
 
 
 def _many_starts(

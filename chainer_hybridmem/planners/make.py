@@ -128,7 +128,8 @@ def with_actions(problem: Problem, actions: frozenset[Action], planner: str) -> 
         return problem
     usable = np.zeros(3, bool)
     usable[[NUMBERS[action] for action in actions]] = True
-    arrays = problem.arrays._replace(allowed=problem.arrays.allowed & usable)
+    allowed = problem.arrays.allowed & usable
+    arrays = dataclasses.replace(problem.arrays, allowed=allowed)
     has = ' and '.join(action.value for action in Action if action in actions)
     refusal = f'Planner {planner!r} cannot obey the rules, for all it does is {has}'
     for m in np.flatnonzero(~arrays.allowed.any(axis=1)):

@@ -24,14 +24,17 @@ first one that ends has the answer for all.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.jit_table import Ints, Ints2, Shorts, Table
 from chainer_hybridmem.pools.placement import NOWHERE, Blocks
 from chainer_hybridmem.search.deadline import Deadline
 
+_i64, _bool = types.int64, types.boolean
 OPEN, FITS, CANNOT = 0, 1, 2  # what is known
 # Keys of the ranks, the largest first; L stands for the highest load of a block's
 # sections, of what is still to be placed when a part begins: the hottest first.
@@ -47,35 +50,36 @@ PART, PLACE, OFFSET, LIMIT, MARK, LIST_END, FIRST_RUN, SINGLE = range(8)
 HEAD, FIRST, LAST = range(3)
 
 
-class Tree(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tree(Table):
     """A search where it stands: frames, one for each block placed, one in the other.
 
     Frame 0 places nothing. A list of blocks is chained through places of ``listed``,
     so that a block leaves it and comes back at once.
     """
 
-    size: np.ndarray  # (n,) int64
-    ranges: np.ndarray  # (n, 4) int64, sections of each block, as spans
-    pointer: np.ndarray  # (n + 1,) int64, see conflicts
-    others: np.ndarray  # int32
-    section_pointer: np.ndarray  # (s + 1,) int64, blocks of each section
-    section_blocks: np.ndarray  # int32
-    smallest: np.ndarray  # (n,) int64, of the blocks that live together with each
-    rank: np.ndarray  # (n,) int64
-    low: np.ndarray  # (n,) int64
-    offset: np.ndarray  # (n,) int64, NOWHERE while it is not placed
-    waiting: np.ndarray  # (n,) int64, others that are not placed
-    total: np.ndarray  # (s,) int64, bytes of each section that are not placed
-    cuts: np.ndarray  # (s,) int64, blocks not placed in each section and the next
-    witness: np.ndarray  # (s,) int64
-    found: np.ndarray  # (n,) int64, offsets of parts that are done
-    listed: np.ndarray  # (3, room) int64: block, next, previous
-    trail: np.ndarray  # (2, pairs) int64: block and the low it had
-    frame: np.ndarray  # (n + 2, 8) int64
-    part: np.ndarray  # (n + 2, 3) int64: place before its first block, its sections
-    run: np.ndarray  # (s + n + 2, 2) int64: sections of parts to come
-    key: np.ndarray  # (n,) int64, work
-    now: np.ndarray  # (6,) int64
+    size: Ints  # (n,)
+    ranges: Ints2  # (n, 4), sections of each block, as spans
+    pointer: Ints  # (n + 1,), see conflicts
+    others: Shorts  # int32
+    section_pointer: Ints  # (s + 1,), blocks of each section
+    section_blocks: Shorts  # int32
+    smallest: Ints  # (n,), of the blocks that live together with each
+    rank: Ints  # (n,)
+    low: Ints  # (n,)
+    offset: Ints  # (n,), NOWHERE while it is not placed
+    waiting: Ints  # (n,), others that are not placed
+    total: Ints  # (s,), bytes of each section that are not placed
+    cuts: Ints  # (s,), blocks not placed in each section and the next
+    witness: Ints  # (s,)
+    found: Ints  # (n,), offsets of parts that are done
+    listed: Ints2  # (3, room): block, next, previous
+    trail: Ints2  # (2, pairs): block and the low it had
+    frame: Ints2  # (n + 2, 8)
+    part: Ints2  # (n + 2, 3): place before its first block, its sections
+    run: Ints2  # (s + n + 2, 2): sections of parts to come
+    key: Ints  # (n,), work
+    now: Ints  # (6,)
 
 
 class Canonical:
@@ -198,7 +202,14 @@ def find_sections(spans: np.ndarray) -> tuple[np.ndarray, int]:
     return np.ascontiguousarray(ranges), int(largest.sum())
 
 
-@compiled()
+@compiled(
+    _i64(
+        _i64[:, ::1],
+        _i64[::1],
+        types.int32[::1],
+    ),
+    apart=True,
+)
 def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int:
     """Which blocks live together with each: ``others[pointer[i]:pointer[i + 1]]``.
 
@@ -232,7 +243,14 @@ def conflicts(spans: np.ndarray, pointer: np.ndarray, others: np.ndarray) -> int
     return total
 
 
-@compiled()
+@compiled(
+    types.void(
+        Tree.compiled,
+        _i64[::1],
+        _bool,
+    ),
+    apart=True,
+)
 def begin(tree: Tree, order: np.ndarray, by_load: bool) -> None:
     """Makes frame 0, whose parts are those of all blocks.
 
@@ -291,7 +309,7 @@ def _divide(tree: Tree, depth: int) -> int:
     return int(count - first)
 
 
-@compiled(counted=False)
+@compiled(types.void(Tree.compiled, _i64, _bool), apart=True, counted=False)
 def _begin_part(tree: Tree, depth: int, by_load: bool) -> None:
     """Makes a frame for the last part that is noted, its blocks by rank."""
     now, blocks = tree.now, tree.listed[0]
@@ -359,7 +377,7 @@ def _open(tree: Tree, depth: int, part: int, offset: int, place: int) -> None:
     tree.now[DEPTH] = depth
 
 
-@compiled(counted=False)
+@compiled(types.void(Tree.compiled, _i64), apart=True, counted=False)
 def _take_back(tree: Tree, depth: int) -> None:
     """Takes back what a frame has placed."""
     frame = tree.frame[depth]
@@ -475,7 +493,7 @@ def _choose(tree: Tree, depth: int) -> bool:
     return True
 
 
-@compiled(counted=False)
+@compiled(types.void(Tree.compiled, _i64, _bool), apart=True, counted=False)
 def _finish_part(tree: Tree, depth: int, by_load: bool) -> None:
     """A part is placed: notes its offsets, and goes on with the next one."""
     now = tree.now
@@ -495,7 +513,16 @@ def _finish_part(tree: Tree, depth: int, by_load: bool) -> None:
             now[STATUS] = FITS
 
 
-@compiled(counted=False)
+@compiled(
+    _i64(
+        Tree.compiled,
+        _i64,
+        _i64,
+        _bool,
+    ),
+    apart=True,
+    counted=False,
+)
 def search(tree: Tree, capacity: int, steps: int, by_load: bool) -> int:
     """Goes on with a search.
 

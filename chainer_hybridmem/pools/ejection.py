@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.pools.canonical import MOST_CONFLICTS, conflicts
@@ -16,6 +17,7 @@ from chainer_hybridmem.pools.placement import (
 )
 from chainer_hybridmem.search.deadline import Deadline
 
+_i64 = types.int64
 PAIRS_PER_BLOCK = 2000  # that each attempt looks at
 MOST_ATTEMPTS = 60  # at the bound
 BISECTIONS = 5
@@ -135,7 +137,20 @@ class Ejection:
         )
 
 
-@compiled()
+@compiled(
+    types.boolean(
+        _i64[::1],
+        _i64[::1],
+        _i64[::1],
+        types.int32[::1],
+        _i64,
+        _i64,
+        _i64,
+        _i64[::1],
+        _i64[::1],
+    ),
+    apart=True,
+)
 def eject(
     order: np.ndarray,
     size: np.ndarray,

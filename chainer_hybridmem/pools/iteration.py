@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.jit import compiled
@@ -167,7 +168,14 @@ def _repeats_at_end(symbols: np.ndarray, end: int) -> Repetition | None:
     return Repetition(end - int(covered[period]), stop, period)
 
 
-@compiled(counted=False)
+@compiled(
+    types.void(
+        types.int64[::1],
+        types.int64[::1],
+    ),
+    apart=True,
+    counted=False,
+)
 def _z_function(symbols: np.ndarray, same: np.ndarray) -> None:
     """``same[p]``: how many symbols from p on equal those from 0 on."""
     n = len(symbols)

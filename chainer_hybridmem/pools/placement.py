@@ -13,16 +13,31 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.pools.layout import Layout, check_alignment
 from chainer_hybridmem.pools.trace import Trace, loads
 
+_i64 = types.int64
 FIRST_FIT, BEST_FIT = 0, 1
 NOWHERE = -1
 
 
-@compiled(counted=False)
+@compiled(
+    _i64(
+        _i64[::1],
+        _i64[::1],
+        _i64[:, ::1],
+        _i64,
+        types.boolean[::1],
+        _i64,
+        _i64[::1],
+        _i64[::1],
+    ),
+    apart=True,
+    counted=False,
+)
 def place(
     order: np.ndarray,
     size: np.ndarray,
@@ -96,7 +111,18 @@ def place(
     return footprint
 
 
-@compiled(counted=False)
+@compiled(
+    types.void(
+        _i64[::1],
+        _i64[::1],
+        _i64[:, ::1],
+        _i64[:, ::1],
+        _i64[::1],
+        _i64[:, ::1],
+    ),
+    apart=True,
+    counted=False,
+)
 def fill(
     order: np.ndarray,
     size: np.ndarray,

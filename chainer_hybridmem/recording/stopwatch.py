@@ -5,15 +5,24 @@ under a plan: colder caches, copies beside them. So guided iterations are timed 
 more, between the same hooks as the recording.
 
 Note: [hooks cost time]
-    Where issuing is computing, the session's hooks stand between operations, and an
-    iteration is longer by what they cost. A hook belongs to the operation that it is
-    called before. Time in which it waits for copies or runs replays is left out: the
+    The session's hooks run in the program's thread, which computes, or issues what a
+    GPU computes: an iteration is longer by what they cost, and plain Chainer has none
+    of it. So their time is told apart. A hook belongs to the operation that it is
+    called before. What a hook takes to move maps is told by itself, for another plan
+    moves others. Time in which it waits for copies or runs replays is left out: the
     simulator adds it for any plan. Replays have times of their own: beside the copies
     and the other processes of an iteration they take longer than in a trial.
+
+Note: [busy machines]
+    Where issuing is computing, operations are timed by the clock, and then brought to
+    what the thread has computed: while another program has the processor, the clock
+    goes on. An all-reduce waits for other processes, and the update for data as well,
+    so that the clock counts there.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,13 +31,17 @@ from chainer_hybridmem.devices.protocol import Device, Mark, Span
 from chainer_hybridmem.execution.mover import Observer
 from chainer_hybridmem.records.profile import Profile
 
+Seconds = dict[int, float]
+
 
 class Times(NamedTuple):
     """How long one operation took."""
 
-    device_seconds: float  # copies excluded
-    host_seconds: float  # to issue it, hooks included; zero where that is computing
+    device_seconds: float  # copies and hooks excluded
+    host_seconds: float  # to issue it, hooks excluded; zero where that is computing
     replay_seconds: float = 0.0  # of its replay, waits excluded; zero without any
+    session_seconds: float = 0.0  # of hooks; waits, replays and moves excluded
+    move_seconds: float = 0.0  # of the moves before it, waits excluded
 
 
 class Hooks:
@@ -78,39 +91,77 @@ class Hooks:
         return len(self.operations()) == len(profile.operations)
 
 
+SAMPLES = 64  # of what the stopwatch itself takes in a hook
+
+
+def measure_hook(device: Device) -> float:
+    """Seconds that a stopwatch takes in each hook."""
+    watch = Stopwatch(device)
+    began = timing.spent()
+    for _ in range(SAMPLES):
+        watch.enter()
+        watch.leave(starts_operation=False)
+    return (timing.spent() - began) / SAMPLES
+
+
 class Stopwatch(Hooks, Observer):
     """Times one iteration.
 
     Args:
         device (Device): Tells the time.
+        hook_seconds (float): What it takes itself in each hook.
     """
 
-    def __init__(self, device: Device) -> None:
-        super().__init__(device)
-        self._issued: list[float] = []  # when the host entered each hook
-        self._planned: list[float] = []  # seconds of waits and replays in each hook
-        self._acts = False  # a wait or replay is under way
-        self._replays: dict[int, float] = {}  # seconds by operation
-        self._waited = 0.0  # seconds, within replays
+    follows = False
 
-    @property
-    def observes(self) -> bool:
-        """Whether it has to know of waits and replays."""
-        return not self.device.clock.asynchronous
+    def __init__(self, device: Device, hook_seconds: float = 0.0) -> None:
+        super().__init__(device)
+        self._hook_seconds = hook_seconds
+        self._computes = not device.clock.asynchronous  # or it issues only
+        self._issued: list[float] = []  # when the host entered each hook
+        self._returned: list[float] = []  # when it left it
+        if self._computes:  # that is the device's time
+            self._issued, self._returned = self.entered, self.left
+        self._left_out: Seconds = collections.defaultdict(float)  # in hooks
+        self._evicted: Seconds = collections.defaultdict(float)  # after hooks
+        self._moved: Seconds = collections.defaultdict(float)  # in hooks
+        self._replays: Seconds = collections.defaultdict(float)  # of operations
+        self._acts = False  # a wait or replay is under way
+        self._waited = 0.0  # seconds, within replays
+        self._spent: Seconds = {}  # by the thread until hooks end, but for waits
+        self._idle = 0.0  # by the thread, in waits
 
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        self._issued.append(timing.now())
-        self._planned.append(0.0)
+        if not self._computes:
+            self._issued.append(timing.now())
+        elif not self.entered:
+            self._spent[-1] = timing.spent()
         super().enter()
 
+    def leave(self, starts_operation: bool) -> None:
+        """The session's hook ends, perhaps the one before an operation."""
+        if self._computes and not starts_operation:  # the update may begin
+            self._spent[len(self.left)] = timing.spent() - self._idle
+        super().leave(starts_operation)
+        if not self._computes:
+            self._returned.append(timing.now())
+
     # -- reports of the executor ----------------------------------------------
+    def move(self, operation: int, action: Callable[[], None]) -> None:
+        hook = len(self.entered) - 1
+        left_out = self._left_out[hook]
+        taken = self._time(action)
+        self._moved[hook] += taken - (self._left_out[hook] - left_out)
+
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
+        spent = timing.spent()
         if self._acts:
             self._waited += self._time(action)
         else:
             self._leave_out(action)
+        self._idle += timing.spent() - spent
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
         if self._acts:
@@ -118,26 +169,28 @@ class Stopwatch(Hooks, Observer):
             return
         waited = self._waited
         taken = self._leave_out(action) - (self._waited - waited)
-        self._replays[operation] = self._replays.get(operation, 0.0) + taken
+        if self._computes:
+            self._replays[operation] += taken
 
     def _leave_out(self, action: Callable[[], None]) -> float:
         """Does something whose time is not the hook's, nor of any operation."""
-        hook = len(self._planned) - 1
+        hook = len(self.entered) - 1
+        where = self._left_out if len(self.left) == hook else self._evicted
         self._acts = True
-        began = self.device.clock.mark()
+        began = timing.now()
         try:
             action()
         finally:
             self._acts = False
-            taken = self.device.clock.elapsed(began, self.device.clock.mark())
-            self._planned[hook] += taken
+            taken = timing.now() - began
+            where[hook] += taken
         return taken
 
     def _time(self, action: Callable[[], None]) -> float:
-        """Does something within a replay; returns the seconds that it has taken."""
-        began = self.device.clock.mark()
+        """Does something; returns the seconds that it has taken."""
+        began = timing.now()
         action()
-        return self.device.clock.elapsed(began, self.device.clock.mark())
+        return timing.now() - began
 
     # -- result ---------------------------------------------------------------
     def times(self) -> list[Times]:
@@ -146,28 +199,50 @@ class Stopwatch(Hooks, Observer):
         To be called in the hook that ends the iteration, when the device has
         finished its work.
         """
-        return [
+        found = [
             Times(
                 self._device_seconds(start, end),
                 self._host_seconds(start, end),
-                self._replays.get(k, 0.0),
+                self._replays[k],
+                sum(map(self._session_seconds, range(start, end))),
+                sum(self._moved[h] for h in range(start, end)),
             )
             for k, (start, end) in enumerate(self.operations())
         ]
+        return self._without_others(found) if self._computes else found
+
+    def _without_others(self, found: list[Times]) -> list[Times]:
+        """The times, as if no other program had run; see [busy machines]."""
+        after = len(self.starts)  # the first operation after backward
+        last, _ = self.operations()[after]
+        # That hook is the operation's.
+        seconds = sum(map(sum, found[:after])) + self._session_seconds(last)
+        if seconds <= 0:
+            return found
+        own = self._hook_seconds * (last + 1)
+        ratio = max(self._spent[last] - self._spent[-1] - own, 0.0) / seconds
+        scaled = [Times(*(ratio * one for one in times)) for times in found[:after]]
+        return [*scaled, *found[after:]]
 
     def _device_seconds(self, start: int, end: int) -> float:
         elapsed = self.device.clock.elapsed
-        if self.observes:  # [hooks cost time]
-            seconds = elapsed(self.entered[start], self.entered[end])
-            return max(seconds - sum(self._planned[start:end]), 0.0)  # rounding
-        return sum(
+        seconds = sum(
             elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
         )
+        if self._computes:
+            seconds -= sum(self._evicted[h] for h in range(start, end))
+        return max(seconds, 0.0)  # rounding
 
     def _host_seconds(self, start: int, end: int) -> float:
-        if self.observes:
+        if self._computes:
             return 0.0
-        return self._issued[end] - self._issued[start]
+        return sum(self._issued[h + 1] - self._returned[h] for h in range(start, end))
+
+    def _session_seconds(self, hook: int) -> float:
+        """Of one hook."""
+        seconds = self._returned[hook] - self._issued[hook]
+        others = self._left_out[hook] + self._moved[hook] + self._hook_seconds
+        return max(seconds - others, 0.0)
 
 
 class Lateness(Observer):

@@ -103,6 +103,9 @@ class Operation:
             else -1.
         first_event (int): Index of the first event that belongs to it.
         exchanged_bytes (int): What each process sends to others, and receives.
+        session_seconds (float): Time that the program's thread spends on the session
+            at this operation, beside moving and replaying maps; zero if no iteration
+            has shown it. Plain Chainer does not spend it.
     """
 
     index: int
@@ -117,6 +120,7 @@ class Operation:
     forward: int
     first_event: int
     exchanged_bytes: int = dataclasses.field(default=0, metadata=files.LATER)
+    session_seconds: float = dataclasses.field(default=0.0, metadata=files.LATER)
 
     @property
     def function(self) -> str:
@@ -290,6 +294,25 @@ class Link:
         return self.latency_seconds + nbytes / self.h2d_bytes_per_second
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class MoveCost:
+    """Time that the program's thread spends on a map that leaves and comes back.
+
+    Copies and replays themselves are not in it. Zero if no iteration has shown it.
+
+    Attributes:
+        seconds_per_map (float): Whatever its size, by a copy or by a replay.
+        seconds_per_byte (float): Of a map that is copied.
+    """
+
+    seconds_per_map: float = 0.0
+    seconds_per_byte: float = 0.0
+
+    def of_copied(self, nbytes: int) -> float:
+        """Seconds of a map that is swapped."""
+        return self.seconds_per_map + nbytes * self.seconds_per_byte
+
+
 @dataclasses.dataclass(frozen=True)
 class Profile:
     """One iteration as recorded, with every feature map swapped.
@@ -315,6 +338,7 @@ class Profile:
         functions_in_parts (tuple of pairs): Functions whose sizes are those in parts:
             their operation, and which of its functions with a rule they are. What they
             need as a whole is not recorded.
+        move_cost (MoveCost): What moving a map costs the program's thread.
     """
 
     operations: tuple[Operation, ...]
@@ -328,6 +352,7 @@ class Profile:
     disk_link: Link | None = None
     splits: tuple[Split, ...] = ()
     functions_in_parts: tuple[tuple[int, int], ...] = ()
+    move_cost: MoveCost = MoveCost()
 
     def __repr__(self) -> str:
         return (
@@ -359,6 +384,12 @@ class Profile:
     def compute_seconds(self) -> float:
         """Seconds of all operations without any stall: the in-core time."""
         return sum(op.device_seconds for op in self.operations)
+
+    @property
+    def issues(self) -> bool:
+        """Whether the program's thread issues what a device computes meanwhile."""
+        issued = any(op.host_seconds > 0 for op in self.operations)
+        return issued or self.link.issue_seconds > 0
 
     @property
     def exchanged_bytes(self) -> int:

@@ -13,6 +13,7 @@ from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.records.profile import (
     FORMULAS,
     Link,
+    MoveCost,
     Operation,
     Profile,
     Recipe,
@@ -38,6 +39,7 @@ def serialise_profile(profile: Profile) -> str:
         'recipes': [files.row(r) for r in profile.recipes],
         'splits': [files.row(split) for split in profile.splits],
         'functions_in_parts': [list(place) for place in profile.functions_in_parts],
+        'move_cost': dataclasses.asdict(profile.move_cost),
         'events': list(profile.events),
     }
     return json.dumps({'format': FORMAT, 'version': VERSION, **body})
@@ -68,6 +70,7 @@ def parse_profile(text: str) -> Profile:
                 (int(operation), int(function))
                 for operation, function in body.get('functions_in_parts', ())
             ),
+            move_cost=MoveCost(**body.get('move_cost', {})),
         )
     check_profile(profile)
     return profile
@@ -106,6 +109,7 @@ def check_profile(profile: Profile) -> None:
     _check_recipes(profile)
     _check_splits(profile)
     _check_functions_in_parts(profile)
+    _check_move_cost(profile.move_cost)
     _check_link(profile.link)
     if profile.disk_link is not None:
         _check_link(profile.disk_link)
@@ -127,6 +131,10 @@ def _check_operations(profile: Profile) -> None:
             raise _broken(f'operation {index} takes {op.device_seconds} seconds')
         if not (0 <= op.host_seconds < 1e9):
             raise _broken(f'operation {index} is issued in {op.host_seconds} seconds')
+        if not 0 <= op.session_seconds < 1e9:
+            raise _broken(
+                f'operation {index} costs the session {op.session_seconds} seconds'
+            )
         if not 0 <= op.workspace_bytes < files.LARGEST_SIZE:
             raise _broken(f'operation {index} has {op.workspace_bytes} bytes workspace')
         if not 0 <= op.exchanged_bytes < files.LARGEST_SIZE:
@@ -138,6 +146,12 @@ def _check_operations(profile: Profile) -> None:
                 f'operation {index} touches storages {op.reads} and {op.writes} of '
                 f'{n_storages}',
             )
+
+
+def _check_move_cost(cost: MoveCost) -> None:
+    for name, seconds in dataclasses.asdict(cost).items():
+        if not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
+            raise _broken(f'its {name} is {seconds!r}')
 
 
 def _check_storages(profile: Profile) -> None:

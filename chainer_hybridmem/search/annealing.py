@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from chainer_hybridmem import timing
+from chainer_hybridmem.jit import clock
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.candidates import (
@@ -14,7 +14,6 @@ from chainer_hybridmem.search.candidates import (
     NUMBERS,
     PASSED,
     RECOMPUTE,
-    SWAP,
     Candidate,
     Search,
     number_kinds,
@@ -67,14 +66,14 @@ class Budget:
         """What is left, in steps, is what the rounds to come share."""
         self.total = self.left
         if self.deadline is not None and self.seconds_per_step > 0:
-            seconds = max(self.deadline - timing.now(), 0.0)
+            seconds = max(self.deadline - clock(), 0.0)
             self.total = min(self.total, int(seconds / self.seconds_per_step))
 
     def take(self, share: float) -> int:
         """Steps of one round: a share of all, as far as steps and time allow."""
         steps = min(self.left, max(1, int(self.total * share)))
         if self.deadline is not None and self.seconds_per_step > 0:
-            left = self.deadline - timing.now()
+            left = self.deadline - clock()
             steps = min(steps, int(left / self.seconds_per_step))
         return max(steps, 0)
 
@@ -88,7 +87,7 @@ class Budget:
     @property
     def left_seconds(self) -> float:
         """Until its time is over; infinite if that is not limited."""
-        return math.inf if self.deadline is None else self.deadline - timing.now()
+        return math.inf if self.deadline is None else self.deadline - clock()
 
     def allows(self, simulations: int) -> bool:
         """Whether there is time for so many simulations."""
@@ -160,14 +159,14 @@ class Annealer:
         cold = COLD * problem.in_core_seconds or COLD
         if steps == 0 or start.seconds <= goal:
             return start
-        began = timing.now()
+        began = clock()
         pointers, alike = groups or (NO_GROUPS, NO_GROUPS)
         current, best, state = start.action.copy(), start.action.copy(), np.zeros(4)
         done, part, judged = 0, FIRST_PART, FIRST_PART
         # Ctrl-C comes out between two calls only: none of them takes long.
         while done < steps and judged == part:
             if done:
-                rate = done / (timing.now() - began)
+                rate = done / (clock() - began)
                 part = max(FIRST_PART, int(rate * PART_SECONDS))
             part = min(part, steps - done)
             judged = local_search.anneal(
@@ -193,11 +192,6 @@ class Annealer:
                 part,
             )
             done += judged
-        self.budget.count(done, timing.now() - began)
+        self.budget.count(done, clock() - began)
         found = search.evaluate(best)
         return found if found.seconds < start.seconds else start
-
-    def warm_up(self, groups: tuple[np.ndarray, np.ndarray] | None = None) -> None:
-        """Compiles on a fresh installation; the search must not count this."""
-        start = self.search.evaluate(self.search.fill(SWAP))
-        self.run_round(start, 1, 0.0, 0.0, 0, groups)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numba import types
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.jit import compiled, compiling_seconds
+from chainer_hybridmem.jit import clock, compiled
 from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay, Tier
 from chainer_hybridmem.records.rules import pairs_of
 from chainer_hybridmem.records.validation import check_plan
@@ -30,6 +30,7 @@ from chainer_hybridmem.simulation.work import (
     SWAP,
     Outcome,
     Work,
+    copy_into,
     make_work,
 )
 from chainer_hybridmem.units import format_apart
@@ -106,8 +107,8 @@ class Search:
         self.work = make_work(problem.arrays)
         self._release_stall, self._need_stall = self.work.stalls  # views
         self.simulations = 0
-        self.started = timing.now()
-        with self.uncounted():  # compiles on a fresh installation
+        self.started = clock()
+        with self.uncounted():  # loads what is compiled
             self.evaluate(self.fill(SWAP))
 
     def count(self, simulations: int) -> None:
@@ -117,11 +118,11 @@ class Search:
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Excludes this block from planning time and counts."""
-        began, simulations = timing.now(), self.simulations
+        began, simulations = clock(), self.simulations
         try:
             yield
         finally:
-            self.started += timing.now() - began
+            self.started += clock() - began
             self.simulations = simulations
 
     def fill(self, action: int) -> np.ndarray:
@@ -195,7 +196,7 @@ class Search:
 
     def find_fastest(self) -> Candidate:
         """The first of the fastest assignments, after all have been simulated."""
-        action, compiled = self.fill(SWAP), compiling_seconds()
+        action = self.fill(SWAP)
         self.simulations += find_fastest(
             self.problem.arrays,
             self.limit_bytes,
@@ -206,7 +207,6 @@ class Search:
             self.work,
             action,
         )
-        self.started += compiling_seconds() - compiled  # which is not planning
         return self.evaluate(action)
 
     def in_core_fits(self) -> bool:
@@ -291,7 +291,7 @@ class Search:
             planner,
             tuple(MapPlan(s.id, Action.KEEP) for s in problem.maps),
             (),
-            problem.in_core_seconds,
+            problem.still_seconds,
             problem.in_core_peak_bytes,
             options,
         )
@@ -316,8 +316,8 @@ class Search:
             predicted_seconds=seconds,
             predicted_peak_bytes=peak_bytes,
             in_core_seconds=problem.in_core_seconds,
-            lower_bound_seconds=problem.in_core_seconds,
-            planning_seconds=timing.now() - self.started,
+            lower_bound_seconds=problem.still_seconds,
+            planning_seconds=clock() - self.started,
             simulations=self.simulations,
             host_limit_bytes=problem.host_limit_bytes,
             parts=problem.parts,
@@ -453,7 +453,23 @@ def count_assignments(problem: Problem) -> int:
     return math.prod(problem.arrays.allowed.sum(axis=1).tolist())
 
 
-@compiled(uses=(kernel, *kernel.PARTS))
+_i64, _f64, _bool = types.int64, types.float64, types.boolean
+
+
+@compiled(
+    _i64(
+        Arrays.compiled,
+        _i64,
+        _i64[::1],
+        _f64[::1],
+        _f64[::1],
+        _bool,
+        Work.compiled,
+        _i64[::1],
+    ),
+    apart=True,
+    uses=(kernel, *kernel.PARTS),
+)
 def find_fastest(
     a: Arrays,
     limit: int,
@@ -474,7 +490,7 @@ def find_fastest(
     for i in range(len(action)):
         while not allowed[i, action[i]]:
             action[i] += 1
-    best[:] = action
+    copy_into(best, action)
     best_seconds, count, m = np.inf, 0, 0
     while m < len(action):
         seconds = kernel.judge(
@@ -483,7 +499,7 @@ def find_fastest(
         count += 1
         if seconds < best_seconds:
             best_seconds = seconds
-            best[:] = action
+            copy_into(best, action)
         m = 0
         while m < len(action):  # count up in a mixed radix
             action[m] += 1

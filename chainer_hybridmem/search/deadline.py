@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chainer_hybridmem import timing
-from chainer_hybridmem.jit import compiling_seconds
+from chainer_hybridmem.jit import clock
 
 
 class Deadline:
@@ -17,7 +16,7 @@ class Deadline:
 
     def __init__(self, seconds: float = math.inf) -> None:
         self._seconds = seconds
-        self._began = _now()
+        self._began = clock()
 
     def within(self, seconds: float) -> Deadline:
         """One that has begun with this one, and allows so many seconds."""
@@ -33,13 +32,9 @@ class Deadline:
     @property
     def left_seconds(self) -> float:
         """Seconds until then, below zero afterwards."""
-        return self._began + self._seconds - _now()
+        return self._began + self._seconds - clock()
 
     @property
     def is_over(self) -> bool:
         """Whether it has passed."""
         return self.left_seconds <= 0
-
-
-def _now() -> float:
-    return timing.now() - compiling_seconds()

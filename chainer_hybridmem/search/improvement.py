@@ -13,8 +13,8 @@ import dataclasses
 import os
 import threading
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.interrupts import Worker, start_whole
+from chainer_hybridmem.jit import clock
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search.annealing import (
     TOLERANCE,
@@ -62,7 +62,7 @@ class Improvement:
         self._best: Candidate | None = None  # replaced whole, by the thread alone
         self._simulations = 0
         self._stop = threading.Event()
-        self._started = timing.now()
+        self._started = clock()
         # NumPy's memory handler belongs to the context; a fresh one has NumPy's own.
         self._thread = Worker(
             lambda: contextvars.Context().run(self._run), 'hybridmem-improvement'
@@ -102,9 +102,7 @@ class Improvement:
         return dataclasses.replace(
             found,
             lower_bound_seconds=plan.lower_bound_seconds,
-            planning_seconds=(
-                self._plan.planning_seconds + timing.now() - self._started
-            ),
+            planning_seconds=(self._plan.planning_seconds + clock() - self._started),
             simulations=self._plan.simulations + self._simulations,
         )
 

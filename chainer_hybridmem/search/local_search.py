@@ -12,11 +12,22 @@ and what helps one block often helps the next.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import kernel
 from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.work import KEEP, LATE, PASSED, RECOMPUTE, SWAP, Work
+from chainer_hybridmem.simulation.work import (
+    KEEP,
+    LATE,
+    PASSED,
+    RECOMPUTE,
+    SWAP,
+    Work,
+    copy_into,
+)
+
+_i64, _f64, _bool = types.int64, types.float64, types.boolean
 
 # -- moves of many maps at once -----------------------------------------------
 SPARSEST = 16  # of so many maps one changes
@@ -47,7 +58,9 @@ def spread(
     """
     # A group is drawn by its number of maps.
     place = np.random.randint(len(alike))
-    group = np.searchsorted(pointers, place, side='right') - 1
+    group = 0
+    while pointers[group + 1] <= place:
+        group += 1
     begin, end = pointers[group], pointers[group + 1]
     whole = end - begin
     length = whole
@@ -236,7 +249,33 @@ def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
                 kept -= a.size[m]
 
 
-@compiled(uses=(kernel, *kernel.PARTS), nogil=True)
+@compiled(
+    _i64(
+        Arrays.compiled,
+        _i64[::1],
+        _i64,
+        _i64[::1],
+        _f64[::1],
+        _f64[::1],
+        _bool,
+        _i64[::1],
+        _i64[::1],
+        _i64[::1],
+        _i64,
+        _f64,
+        _f64,
+        _f64,
+        _i64,
+        _bool,
+        Work.compiled,
+        _i64[::1],
+        _f64[::1],
+        _i64,
+    ),
+    apart=True,
+    uses=(kernel, *kernel.PARTS),
+    nogil=True,
+)
 def anneal(
     a: Arrays,
     current: np.ndarray,
@@ -284,7 +323,7 @@ def anneal(
     proposed = current.copy()
     if state[0] == 0:
         np.random.seed(seed)
-        best[:] = current
+        copy_into(best, current)
         state[1] = state[2] = kernel.judge(
             a, current, limit, lead, out_seconds, in_seconds, barrier, np.inf, w
         )[0]
@@ -316,12 +355,12 @@ def anneal(
         )[0]
         if seconds <= ceiling:
             now = seconds
-            current[:] = proposed
+            copy_into(current, proposed)
             if now < best_seconds:
                 best_seconds = now
-                best[:] = current
+                copy_into(best, current)
         else:
-            proposed[:] = current
+            copy_into(proposed, current)
     state[0] += done
     state[1], state[2], state[3] = now, best_seconds, temperature
     return done

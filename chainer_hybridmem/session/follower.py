@@ -20,6 +20,7 @@ Note: [static graphs]
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import threading
@@ -57,6 +58,10 @@ from chainer_hybridmem.units import (
     format_seconds,
     is_percentage,
 )
+
+ENOUGH_ITERATIONS = 2  # inside a percentage, that have shown that it does
+GROWN = 1.05  # times what has been measured, which measurements may differ by
+MOST_SPREAD = 0.01  # of two plain iterations, with which two decimals are told
 
 
 class _Off:
@@ -231,8 +236,8 @@ class Follower:
         session = self._make_session(models)
         if session is not None:
             session.gives_way = self._give_way
-            if self._asked == AUTO and self._finder.is_over:
-                session.raise_limit_by(self._raise_limit)
+            if self._finder.is_found and self._finder.is_over:
+                session.raise_limit_by(functools.partial(self._raise_limit, session))
             session.__enter__()
             self._session, self._thread = session, threading.current_thread()
 
@@ -257,7 +262,8 @@ class Follower:
                 options = {**options, 'host_limit': host_limit}
             return optimize(models, limit_bytes, **options)
         self._finding = finder.make_session(models)
-        self._beginnings.wait()
+        if self._finding is not None:
+            self._beginnings.wait()
         return self._finding
 
     def _take_free(self, models: list[chainer.Link]) -> None:
@@ -273,10 +279,22 @@ class Follower:
         self._finder = LimitFinder(self._asked, self._options, None, self._optimizers)
         self._finding = None
 
-    def _raise_limit(self, limit_bytes: int) -> None:
-        """Iterations need more than what ``auto`` has found."""
-        self._finder.raise_limit(limit_bytes)
+    def _raise_limit(self, session: Session, needs: Needs) -> bool:
+        """Iterations need more than what has been found.
+
+        A percentage is looked for anew where it has done before, or where plain Chainer
+        needs more than it did, as with a batch that grows. Else it is too small.
+        """
+        before = session.iterations - needs.iterations
+        known_bytes = self._finder.in_core_bytes or 0
+        if self._asked == AUTO:
+            self._finder.raise_limit(needs.named_bytes)
+        elif before >= ENOUGH_ITERATIONS or needs.in_core_bytes > GROWN * known_bytes:
+            self._due = True
+        else:
+            return False
         self._beginnings.wait()
+        return True
 
     def _give_way(self) -> None:
         """The program begins a session of its own."""
@@ -292,6 +310,8 @@ class Follower:
         """A backward is about to run, perhaps in a thread that has no session."""
         if self._session is None:
             self._backwards += 1
+            if self._finder.start_backward():
+                self._beginnings.wait()
         elif active_session() is None:
             self._check_thread()
             self._due = True  # its thread has ended
@@ -502,17 +522,21 @@ class Follower:
 
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])
-        seconds = one['iteration_seconds']
+        seconds, busy = one['iteration_seconds'], one['busy_seconds']
         if all(figures['fits'] for figures in self._figures):
             return 'time as without it: everything fits, and nothing had to leave'
         if seconds is None:
             return 'time unknown: no iteration has ended'
-        plain = one['in_core_seconds'] or self._finder.in_core_seconds
         told = f'time {format_seconds(seconds)} / iteration'
+        timed = sorted(self._finder.plain_seconds)  # the first one is least disturbed
+        plain = timed[0] if timed else one['in_core_seconds']
         if not plain:
             told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
             return f'{told}; plain Chainer was not timed'
-        told += f', {seconds / plain:.2f} times that of plain Chainer'
+        # Two decimals only if two runs agree in them.
+        agree = len(timed) > 1 and timed[1] <= timed[0] * (1 + MOST_SPREAD)
+        decimals = 2 if agree else 1
+        told += f', {busy / plain:.{decimals}f} times that of plain Chainer'
         if one['predicted_seconds'] and one['guided_iterations']:
-            told += f' ({one["predicted_seconds"] / plain:.2f} predicted)'
-        return told
+            told += f' ({one["predicted_seconds"] / plain:.{decimals}f} predicted)'
+        return told if timed else f'{told}, which was estimated: it was not run alone'

@@ -3,17 +3,18 @@
 Note: [limits that are found]
     A percentage is a share of the in-core peak of the step that the program repeats.
     ``auto`` is the least limit whose plans are predicted to take at most ``MOST_COST``
-    more than plain Chainer, over the step. It needs iterations that come again, to
-    record them; a limit below what iterations without a plan need is never taken, for
-    the next ones have none. It has what [limits that are named] have to spare, and is
-    raised where that is not enough.
+    more than plain Chainer, over the step, the session's own work included. Where there
+    is none, nothing is limited: plain Chainer is faster than any session. It needs
+    iterations that come again, to record them; a limit below what iterations without a
+    plan need is never taken, for the next ones have none. It has what [limits that are
+    named] have to spare, and is raised where that is not enough.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
@@ -56,7 +57,8 @@ class LimitFinder:
     Attributes:
         limit_bytes (int or None): What has been found; None if there is no limit.
         in_core_bytes (int or None): What plain Chainer needs, if it is known.
-        in_core_seconds (float or None): What an iteration of it takes.
+        plain_seconds (list of float): Of iterations of plain Chainer, where all are of
+            one kind and have been timed.
         is_over (bool): Whether there is nothing to find any more.
         reason (str): Why there is no limit although one was asked for.
         has_begun (bool): Whether an iteration that is to show it has.
@@ -78,7 +80,6 @@ class LimitFinder:
         if not (self._share or memory_limit in (None, AUTO, FREE)):
             self.limit_bytes = parse_bytes(memory_limit, 'memory_limit')
         self.in_core_bytes: int | None = None
-        self.in_core_seconds: float | None = None
         self.has_begun = False
         self.unsaved = ''
         records = memory_limit == AUTO or profile is not None
@@ -89,7 +90,9 @@ class LimitFinder:
         told = {name: options[name] for name in RECORDED_WITH if name in options}
         if self.limit_bytes is not None:
             told['memory_limit'] = self.limit_bytes
-        self._recorder = StepRecorder(optimizers, told, ITERATIONS, records)
+        self._recorder = StepRecorder(
+            optimizers, told, ITERATIONS, records, times_plain=True
+        )
 
     @property
     def is_found(self) -> bool:
@@ -101,8 +104,23 @@ class LimitFinder:
         """Whether a profile was asked for and could not be made."""
         return self._profile is not None and self._recorder.recorded is None
 
-    def make_session(self, models: list[chainer.Link]) -> SteppingSession:
-        """The next session of the iterations that show the limit."""
+    @property
+    def plain_seconds(self) -> list[float]:
+        recorder = self._recorder
+        return recorder.plain_step_seconds if recorder.plain_iterations == 1 else []
+
+    def start_backward(self) -> bool:
+        """A backward is about to run without a session; whether one is due then."""
+        if not self._recorder.start_backward():
+            return False
+        self.is_over = self._recorder.is_over
+        return True
+
+    def make_session(self, models: list[chainer.Link]) -> SteppingSession | None:
+        """The next session of the iterations that show the limit.
+
+        None: the next ones are to run without a session.
+        """
         self.has_begun = True
         return self._recorder.make_session(models)
 
@@ -143,7 +161,6 @@ class LimitFinder:
 
     def _take_plain(self) -> None:
         self.in_core_bytes = self._recorder.plain_peak_bytes
-        self.in_core_seconds = self._recorder.plain_seconds
         if self._share:
             self.limit_bytes = self._share_of(self.in_core_bytes)
 
@@ -154,28 +171,54 @@ class LimitFinder:
             except FormatError as error:  # training goes on
                 self.unsaved = str(error)
         if self._asked == AUTO:
-            least = find_least_limit(recorded, self._options)
             peak = recorded.find_peak()
-            self.limit_bytes = min(peak, with_spare(least, peak))
+            seconds = self._recorder.plain_step_seconds
+            plain_seconds = min(seconds) if seconds else None  # the least disturbed
+            least = find_least_limit(recorded, self._options, MOST_COST, plain_seconds)
+            if least.limit_bytes is not None:
+                self.limit_bytes = min(peak, with_spare(least.limit_bytes, peak))
+                return
+            self.reason = (
+                f'no limit below the in-core peak of {format_bytes(peak)} costs at '
+                f'most {MOST_COST:.0%} of the time of plain Chainer, which needs no '
+                f'limit: {least.ratio:.2g} times as long is predicted for the best one'
+            )
 
     def raise_limit(self, limit_bytes: int) -> None:
         """What was found has not been enough; this limit is."""
         self.limit_bytes = limit_bytes
 
 
+class LeastLimit(NamedTuple):
+    """What :func:`find_least_limit` has found.
+
+    Attributes:
+        limit_bytes (int or None): None if each limit below the peak costs more.
+        ratio (float): Its time over that of plain Chainer; else the least of those that
+            were tried.
+    """
+
+    limit_bytes: int | None
+    ratio: float
+
+
 def find_least_limit(
-    recorded: RecordedProgram, options: dict[str, Any], most_cost: float = MOST_COST
-) -> int:
+    recorded: RecordedProgram,
+    options: dict[str, Any],
+    most_cost: float,
+    plain_seconds: float | None = None,
+) -> LeastLimit:
     """The least limit whose plans cost at most a share of the in-core time of a step.
 
     Args:
         recorded: The step.
         options: Of the session that will follow plans.
         most_cost: That share, such as 0.1.
+        plain_seconds: Of a step of plain Chainer; None: what is recorded tells it.
 
     Returns:
-        int: Bytes; between a limit that costs more and this one there is at most
-        a 64th of what can leave.
+        LeastLimit: Between a limit that costs more and this one there is at most a
+        64th of what can leave.
     """
     planner = options.get('planner') or DEFAULT
     own = {
@@ -185,9 +228,14 @@ def find_least_limit(
         own.setdefault('tolerance', TOLERANCE)
     check_options(planner, own)
     pairs = list(zip(recorded.problems, recorded.kinds, strict=True))
+    if plain_seconds is None:
+        plain_seconds = sum(
+            kind.repeats * problem.in_core_seconds for problem, kind in pairs
+        )
+    ratios = {}
 
     def is_cheap(limit_bytes: int) -> bool:
-        seconds = in_core_seconds = 0.0
+        seconds = 0.0
         for problem, kind in pairs:
             room_bytes = limit_bytes - kind.older_bytes
             try:
@@ -195,21 +243,25 @@ def find_least_limit(
             except InfeasibleError:
                 return False
             seconds += kind.repeats * plan.predicted_seconds
-            in_core_seconds += kind.repeats * plan.in_core_seconds
-        return seconds <= (1 + most_cost) * in_core_seconds
+        ratios[limit_bytes] = seconds / plain_seconds
+        return seconds <= (1 + most_cost) * plain_seconds
 
-    crosses = bool(options.get('cross_iteration'))
+    still = sum(kind.repeats * problem.still_seconds for problem, kind in pairs)
+    if still > (1 + most_cost) * plain_seconds:  # whatever is planned
+        return LeastLimit(None, still / plain_seconds)
     least, most = 0, recorded.find_peak()
     for problem, kind in pairs:
-        needs = forecast(problem.profile, 0, crosses, True)
+        needs = forecast(problem.profile, 0)
         enough = most if needs is None else needs.enough_bytes + kind.older_bytes
         least = min(most, max(least, enough))
     if is_cheap(least):
-        return least
+        return LeastLimit(least, ratios[least])
     for _ in range(HALVINGS):
         middle = (least + most) // 2
         if is_cheap(middle):
             most = middle
         else:
             least = middle
-    return most
+    if most in ratios:
+        return LeastLimit(most, ratios[most])
+    return LeastLimit(None, min(ratios.values(), default=still / plain_seconds))

@@ -379,7 +379,12 @@ class PlanCache:
         guide.follow(problem, plan)
         if found.timed:  # the profile has the times
             times = [
-                Times(op.device_seconds, op.host_seconds) for op in profile.operations
+                Times(
+                    op.device_seconds,
+                    op.host_seconds,
+                    session_seconds=op.session_seconds,
+                )
+                for op in profile.operations
             ]
             guide.pace.assume(times)
         return guide

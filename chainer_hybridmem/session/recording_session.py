@@ -8,11 +8,13 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access.models import Model, one_model
 from chainer_hybridmem.chainer_access.snapshots import kept
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import Kind, SamplePair, match_kinds, same_sizes
 from chainer_hybridmem.interrupts import end_abandoned
+from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session, active_session
 from chainer_hybridmem.session.setting.options import Options
@@ -40,7 +42,20 @@ class SteppingSession(Session):
         recorded.
         """
         step = self._guidebook.find_step()
-        return [None if guide is None else guide.problem for guide in step]
+        return [
+            None if guide is None or self._times(guide) else guide.problem
+            for guide in step
+        ]
+
+    def _times(self, guide: Guide) -> bool:
+        """Whether iterations of a guide are still to be timed."""
+        return False
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Tells seconds of the program: on a CPU, those that its thread computes."""
+        issued = self._runtime.device.clock.asynchronous
+        return timing.now if issued else timing.spent
 
     @classmethod
     def plain(cls, model: Model) -> SteppingSession:
@@ -76,6 +91,10 @@ class RecordingSession(SteppingSession):
     ) -> None:
         self.detail = Detail(parts, keep_small_arrays=True, timed=timed)
         super().__init__(model, options)
+
+    def _times(self, guide: Guide) -> bool:
+        guided = guide.stage is Stage.GUIDED
+        return self.detail.timed and guided and not guide.timed
 
     def observe_problem(self, problem: Problem) -> None:
         """See :class:`Session`."""

@@ -266,6 +266,7 @@ def _times(recent: _Recent, plan: Plan | None) -> Figures:
     in_core = plan.in_core_seconds if plan else None
     return {
         'iteration_seconds': seconds,
+        'busy_seconds': recent.median('busy_seconds'),
         'predicted_seconds': plan.predicted_seconds if plan else None,
         'in_core_seconds': in_core,
         'lower_bound_seconds': plan.lower_bound_seconds if plan else None,

@@ -495,12 +495,13 @@ class Session:
         """
         return self._results.list_seconds()
 
-    def raise_limit_by(self, begin_again: Callable[[int], None]) -> None:
+    def raise_limit_by(self, begin_again: Callable[[Needs], bool]) -> None:
         """Has a limit that does not do raised instead of an error.
 
         Args:
-            begin_again: Gets a limit that does; before the next function it leaves
-                this session and enters another one.
+            begin_again: Gets what iterations need, and tells whether it raises the
+                limit: before the next function it leaves this session and enters
+                another one.
         """
         self._overrun.raise_limit = begin_again
 

@@ -1,12 +1,14 @@
 """Records the step that a program repeats, while the program runs.
 
 Note: [two sessions]
-    The first one leaves plain Chainer as it is and shows its peak and its time. The
-    second one records. Each lasts until the program has repeated a step in which every
-    optimizer that lives updates: a critic that is trained several times in a row is no
-    step. Networks that are trained one after the other never have such a step, so
-    neither session waits for it for ever. Where a limit holds meanwhile, there is only
-    the second one.
+    The first one leaves plain Chainer as it is and shows its peak. Its hooks cost time
+    all the same, so that the next steps run without a session where its time is asked
+    for. The second session records. Each lasts until the program has repeated a step in
+    which every optimizer that lives updates: a critic that is trained several times in
+    a row is no step. The second one also lasts until iterations under its plan are
+    timed: while they are recorded, they take much longer. Networks that are trained one
+    after the other never have such a step, so neither session waits for it for ever.
+    Where a limit holds meanwhile, there is only the second one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -30,6 +33,7 @@ from chainer_hybridmem.session.recording_session import (
 from chainer_hybridmem.simulation import Problem, make_problem
 from chainer_hybridmem.units import format_count
 
+TIMED_STEPS = 5  # without a session
 PLAIN_ITERATIONS = 12  # at most: two steps of a critic that updates five times in each
 
 
@@ -62,6 +66,49 @@ class RecordedProgram:
         return max(one.in_core_peak_bytes + kind.older_bytes for one, kind in pairs)
 
 
+class PlainTimer:
+    """Times steps that run without a session, from one backward to another.
+
+    Args:
+        count_updates (callable): Of all optimizers, so far.
+        updates (int): Of a step.
+        clock (callable): Tells seconds.
+
+    Attributes:
+        seconds (list of float): Of each step.
+    """
+
+    def __init__(
+        self,
+        count_updates: Callable[[], int],
+        updates: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._count_updates = count_updates
+        self._updates = updates
+        self._clock = clock
+        self._begun: tuple[int, float] | None = None
+        self._seen = 0  # backward passes
+        self.seconds: list[float] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough steps are timed, or none repeats any more."""
+        most = (TIMED_STEPS + 1) * PLAIN_ITERATIONS
+        return len(self.seconds) == TIMED_STEPS or self._seen >= most
+
+    def start_backward(self) -> None:
+        """A backward is about to run."""
+        self._seen += 1
+        updates, now = self._count_updates(), self._clock()
+        if self._begun is not None:
+            before, start = self._begun
+            if updates < before + self._updates:
+                return
+            self.seconds.append(now - start)
+        self._begun = updates, now
+
+
 class StepRecorder:
     """Makes the sessions and looks at them; see [two sessions].
 
@@ -75,10 +122,11 @@ class StepRecorder:
             Chainer.
         parts (bool): As for :class:`.RecordingSession`.
         timed (bool): Likewise.
+        times_plain (bool): Whether steps without a session are timed.
 
     Attributes:
         plain_peak_bytes (int): Of plain Chainer; 0 if it is not known.
-        plain_seconds (float or None): Of its last iteration.
+        plain_iterations (int): Of a step; 0 if none has repeated.
         recorded (RecordedProgram or None): What has been found.
     """
 
@@ -90,6 +138,7 @@ class StepRecorder:
         records: bool = True,
         parts: bool = True,
         timed: bool = True,
+        times_plain: bool = False,
     ) -> None:
         self._optimizers = optimizers
         self._options = {'limit_bytes': AMPLE_BYTES, **options}
@@ -103,18 +152,43 @@ class StepRecorder:
         self._seen = 0  # iterations of the session
         self._updates: list[list[int]] = []  # of each optimizer, after each of them
         self.plain_peak_bytes = 0
-        self.plain_seconds: float | None = None
+        self.plain_iterations = 0
+        self._times_plain = times_plain
+        self._timer: PlainTimer | None = None
         self.recorded: RecordedProgram | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing more to find out."""
+        if self._timer is not None and not self._timer.is_over:
+            return False
         if self._records:
             return self.recorded is not None
         return not self._measures
 
-    def make_session(self, models: list[chainer.Link]) -> SteppingSession:
-        """The next session; its models train from the beginning of a step."""
+    @property
+    def plain_step_seconds(self) -> list[float]:
+        """Of steps of plain Chainer."""
+        return [] if self._timer is None else self._timer.seconds
+
+    def start_backward(self) -> bool:
+        """A backward is about to run without a session.
+
+        Returns:
+            bool: Whether the steps that have none are over with it.
+        """
+        if self._timer is None or self._timer.is_over:
+            return False
+        self._timer.start_backward()
+        return self._timer.is_over
+
+    def make_session(self, models: list[chainer.Link]) -> SteppingSession | None:
+        """The next session; its models train from the beginning of a step.
+
+        None as long as steps are to run without a session.
+        """
+        if self._timer is not None and not self._timer.is_over:
+            return None
         self._seen = 0
         self._updates = [self._count_updates()]
         if self._measures:
@@ -156,9 +230,19 @@ class StepRecorder:
         if not repeats and self._seen < PLAIN_ITERATIONS:
             return False
         self.plain_peak_bytes = session.statistics()['peak_bytes']
-        self.plain_seconds = session.last_iteration()['seconds']
         self._measures = False
+        if repeats:
+            self.plain_iterations = len(step)
+            updates = self._count_updates_of(len(step))
+            if self._times_plain and updates:
+                self._timer = PlainTimer(
+                    lambda: sum(self._count_updates()), updates, session.clock
+                )
         return True
+
+    def _count_updates_of(self, iterations: int) -> int:
+        """Updates of all optimizers in the newest iterations."""
+        return sum(self._updates[-1]) - sum(self._updates[-1 - iterations])
 
     def _count_updates(self) -> list[int]:
         optimizers = (reference() for reference in self._optimizers)

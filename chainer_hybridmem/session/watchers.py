@@ -185,7 +185,9 @@ class ProgramRecorder(Watcher):
         )
 
     def _make_session(self, models: list[chainer.Link]) -> Session:
-        return self._recorder.make_session(models)
+        session = self._recorder.make_session(models)
+        assert session is not None  # it times no steps without one
+        return session
 
     def find_answer(self, has_ended: bool) -> RecordedProgram | None:
         """See :class:`Watcher`.

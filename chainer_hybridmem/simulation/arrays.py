@@ -21,14 +21,16 @@ cannot be made again, and it is never dropped.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
 
 import numpy as np
 
+from chainer_hybridmem.jit_table import Bools, Bools2, Floats, Ints, Table
 from chainer_hybridmem.records.profile import Profile, Recipe
 
 
-class Arrays(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrays(Table):
     """A table of arrays; kernels take it whole.
 
     Shapes: n operations, M maps, T other items; CSR pairs end in _ptr.
@@ -36,43 +38,44 @@ class Arrays(NamedTuple):
 
     first_backward: int
     backward_seconds: float  # of the operations from there on
-    seconds: np.ndarray  # (n,) float64
-    host_seconds: np.ndarray  # (n,) float64, to issue the operation
-    issue_seconds: float  # to issue one copy
+    seconds: Floats  # (n,), the session's own work included
+    host_seconds: Floats  # (n,), to issue the operation; likewise
+    move_seconds: Floats  # (M,), what each copy of a map takes from compute
+    issue_seconds: Floats  # (M,), to issue each copy of a map
     duplex_share: float  # of its speed a direction keeps beside the other
     out_compute_share: float  # of its speed compute keeps beside swap-outs
     in_compute_share: float  # beside swap-ins
-    fixed_start: np.ndarray  # (n,) int64, load before the operation
-    fixed_peak: np.ndarray  # (n,) int64, highest load while it runs
-    size: np.ndarray  # (M+T,) int64
-    producer: np.ndarray  # (M+T,) int64
-    present: np.ndarray  # (M+T,) bool, there all the time by itself
-    copy_from: np.ndarray  # (M,) int64, first position a swap-out may start
-    release_from: np.ndarray  # (M,) int64, first position it may be free
-    first_use: np.ndarray  # (M,) int64, backward
-    last_use: np.ndarray  # (M,) int64, backward
-    by_producer: np.ndarray  # (M,) int64, maps by producer
-    by_copy: np.ndarray  # (M,) int64, maps by copy_from
-    by_release: np.ndarray  # (M,) int64, maps by release_from
-    by_use: np.ndarray  # (M,) int64, maps by first_use
-    read: np.ndarray  # (M,) bool, whether backward reads it, and not only replays do
-    recipe_seconds: np.ndarray  # (n,) float64; -1 where there is none
-    recipe_peak: np.ndarray  # (n,) int64
-    input_ptr: np.ndarray  # (n+1,) int64
-    inputs: np.ndarray  # items
-    product_ptr: np.ndarray  # (n+1,) int64
-    products: np.ndarray  # items
+    fixed_start: Ints  # (n,), load before the operation
+    fixed_peak: Ints  # (n,), highest load while it runs
+    size: Ints  # (M+T,)
+    producer: Ints  # (M+T,)
+    present: Bools  # (M+T,), there all the time by itself
+    copy_from: Ints  # (M,), first position a swap-out may start
+    release_from: Ints  # (M,), first position it may be free
+    first_use: Ints  # (M,), backward
+    last_use: Ints  # (M,), backward
+    by_producer: Ints  # (M,), maps by producer
+    by_copy: Ints  # (M,), maps by copy_from
+    by_release: Ints  # (M,), maps by release_from
+    by_use: Ints  # (M,), maps by first_use
+    read: Bools  # (M,), whether backward reads it, and not only replays do
+    recipe_seconds: Floats  # (n,); -1 where there is none
+    recipe_peak: Ints  # (n,)
+    input_ptr: Ints  # (n+1,)
+    inputs: Ints  # items
+    product_ptr: Ints  # (n+1,)
+    products: Ints  # items
     tiered: bool  # whether host copies in RAM are limited
     host_limit: int  # bytes
-    by_host: np.ndarray  # (M,) int64, maps by their right to RAM
-    disk_out_seconds: np.ndarray  # (M,) float64, copies to the disk
-    disk_in_seconds: np.ndarray  # (M,) float64, copies from there
+    by_host: Ints  # (M,), maps by their right to RAM
+    disk_out_seconds: Floats  # (M,), copies to the disk
+    disk_in_seconds: Floats  # (M,), copies from there
     beyond_seconds: float  # for the byte too much, if there is no disk; see kernel
     ruled: bool  # whether rules, or no choice at all, leave less than every one
-    allowed: np.ndarray  # (M, 3) bool, whether a map may be kept, swapped, recomputed
-    kept_pointers: np.ndarray  # (G+1,) int64, first member of each limited group
-    kept_members: np.ndarray  # maps by group, int64
-    kept_most: np.ndarray  # (G,) int64, bytes of kept maps of each group at most
+    allowed: Bools2  # (M, 3), whether a map may be kept, swapped, recomputed
+    kept_pointers: Ints  # (G+1,), first member of each limited group
+    kept_members: Ints  # maps by group
+    kept_most: Ints  # (G,), bytes of kept maps of each group at most
 
 
 def list_recipes(
@@ -88,6 +91,8 @@ def list_recipes(
             continue
         op = recipe.operation
         seconds[op], peak[op] = recipe.seconds, recipe.peak_bytes
+        if not profile.issues:
+            seconds[op] += profile.move_cost.seconds_per_map
         inputs[op] = [item_of[s] for s in recipe.inputs if s in item_of]
         # What a replay starts with, such as a dropout mask, it does not make.
         products[op] = [item_of[s] for s in recipe.products if s not in recipe.inputs]

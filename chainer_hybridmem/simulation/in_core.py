@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -11,11 +11,24 @@ from chainer_hybridmem.records.profile import Category, Profile, Storage
 
 
 def in_core_seconds(profile: Profile) -> float:
-    """Compute, where the host issues fast enough; see :func:`.lanes.time_lanes`."""
+    """Of plain Chainer: neither a session nor a plan."""
+    device = [op.device_seconds for op in profile.operations]
+    return still_seconds(device, [op.host_seconds for op in profile.operations])
+
+
+def still_seconds(
+    device_seconds: Iterable[float], host_seconds: Iterable[float]
+) -> float:
+    """Seconds of an iteration in which nothing moves; see :func:`.lanes.time_lanes`.
+
+    Args:
+        device_seconds: Of each operation.
+        host_seconds: To issue each of them.
+    """
     now = issued = 0.0
-    for op in profile.operations:
-        now = max(now, issued) + op.device_seconds
-        issued += op.host_seconds
+    for device, host in zip(device_seconds, host_seconds, strict=True):
+        now = max(now, issued) + device
+        issued += host
     return max(now, issued)
 
 

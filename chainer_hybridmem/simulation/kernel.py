@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import arrays, lanes, obedience, replays, work
@@ -214,7 +215,26 @@ SURELY = 1 - 1e-9
 PARTS = (arrays, lanes, obedience, replays, work)
 
 
-@compiled(counted=False, uses=PARTS)
+_i64, _f64, _bool = types.int64, types.float64, types.boolean
+
+
+@compiled(
+    types.Tuple((_f64, _i64, _i64, _i64, _bool))(
+        Arrays.compiled,
+        _i64[::1],
+        _i64,
+        _i64[::1],
+        _f64[::1],
+        _f64[::1],
+        _bool,
+        _bool,
+        _f64,
+        Work.compiled,
+    ),
+    apart=True,
+    counted=False,
+    uses=PARTS,
+)
 def evaluate(
     a: Arrays,
     action: np.ndarray,
@@ -302,7 +322,22 @@ def evaluate(
     return seconds, peak, worst, entries, collective
 
 
-@compiled(counted=False, uses=PARTS)
+@compiled(
+    types.Tuple((_f64, _i64, _i64, _i64, _bool))(
+        Arrays.compiled,
+        _i64[::1],
+        _i64,
+        _i64[::1],
+        _f64[::1],
+        _f64[::1],
+        _bool,
+        _f64,
+        Work.compiled,
+    ),
+    apart=True,
+    counted=False,
+    uses=PARTS,
+)
 def judge(
     a: Arrays,
     action: np.ndarray,

@@ -7,11 +7,14 @@ direction.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import work
 from chainer_hybridmem.simulation.arrays import Arrays
 from chainer_hybridmem.simulation.work import IN, LEAVE, NEED, OUT, Work
+
+_floats = types.float64[::1]
 
 
 @compiled(inline=True, counted=False, uses=(work,))
@@ -46,7 +49,12 @@ def _list_swap_ins(w: Work) -> None:
             m = need_following[m]
 
 
-@compiled(counted=False, uses=(work,))
+@compiled(
+    types.float64(Arrays.compiled, _floats, _floats, Work.compiled),
+    apart=True,
+    counted=False,
+    uses=(work,),
+)
 def time_lanes(
     a: Arrays, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work
 ) -> float:
@@ -54,8 +62,9 @@ def time_lanes(
 
     Before operation k, in this order: the host issues what comes before it,
     swap-outs start, releases wait for their copy, swap-ins start, needed maps are
-    waited for, replays run. Time passes in one place, from the end of one copy to
-    the next, because copies slow each other and compute down.
+    waited for, replays run. What the program's thread spends on copies that start takes
+    its time then, where issuing is computing. Time passes in one place, from the end of
+    one copy to the next, because copies slow each other and compute down.
     """
     heads, following = w.heads, w.following
     swap_out = w.swap_out
@@ -79,6 +88,7 @@ def time_lanes(
     tail[:] = 0
     now, host = 0.0, 0.0
     for k in range(len(seconds)):
+        moving = 0.0
         for stage in range(4):
             # What is waited for: the host, copies out, copies in, compute.
             lane, target, until, speed = stage - 1, -1, np.inf, 1.0
@@ -91,11 +101,12 @@ def time_lanes(
                     for beside in range(2):
                         if ends_at[beside] < np.inf:
                             speed *= shares[beside]
-                until = now + (replay_seconds[k] + seconds[k]) / speed
+                until = now + (replay_seconds[k] + seconds[k] + moving) / speed
             else:
                 m = heads[OUT if lane == 0 else IN, k]
                 while m >= 0:
-                    host += a.issue_seconds
+                    host += a.issue_seconds[m]
+                    moving += a.move_seconds[m]
                     copies[lane, tail[lane]] = m
                     tail[lane] += 1
                     alone[lane, m] = out_seconds[m] if lane == 0 else in_seconds[m]

@@ -8,6 +8,7 @@ Note: [no choice]
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +63,8 @@ def with_free_choice(a: Arrays, recomputable: np.ndarray) -> Arrays:
     allowed[:, RECOMPUTE] = recomputable
     allowed[stays] = _KEPT
     allowed[~a.read, SWAP] = False
-    return a._replace(allowed=allowed, ruled=not (a.read.all() and not stays.any()))
+    ruled = not (a.read.all() and not stays.any())
+    return dataclasses.replace(a, allowed=allowed, ruled=ruled)
 
 
 def has_no_choice(a: Arrays) -> np.ndarray:
@@ -85,10 +87,11 @@ def rule_arrays(
     for recipe in profile.recipes:
         if runs_any(recipe, silent):
             seconds[recipe.operation] = -1.0
-    a = a._replace(recipe_seconds=seconds)
+    a = dataclasses.replace(a, recipe_seconds=seconds)
     a = with_free_choice(a, find_recomputable(a, len(maps)))
     limits = _limits_of(rules, maps, a.read & ~has_no_choice(a))
-    a = a._replace(
+    a = dataclasses.replace(
+        a,
         ruled=True,
         allowed=_choice_under(rules, maps, a),
         kept_pointers=limits.pointers,

@@ -29,6 +29,7 @@ from chainer_hybridmem.simulation.in_core import (
     in_core_peaks,
     in_core_seconds,
     last_forward,
+    still_seconds,
 )
 from chainer_hybridmem.simulation.obedience import (
     NUMBERS,
@@ -89,13 +90,15 @@ class InCore(NamedTuple):
             problem's ``parts`` have them.
         plain_peak_bytes (int or None): Highest load of plain Chainer, which runs every
             function as a whole; None if the recording ran some in parts.
-        seconds (float): Time without any swap or recompute.
+        seconds (float): Time of plain Chainer, without the session's own work.
+        still_seconds (float): Time under a plan that moves nothing, with it.
         forward_bytes (int): Highest load of forward, as recorded.
     """
 
     peak_bytes: int
     plain_peak_bytes: int | None
     seconds: float
+    still_seconds: float
     forward_bytes: int
 
 
@@ -154,9 +157,14 @@ class Problem:
         return self.in_core.seconds
 
     @property
+    def still_seconds(self) -> float:
+        """Time under a plan that moves nothing: none is faster."""
+        return self.in_core.still_seconds
+
+    @property
     def compute_seconds(self) -> float:
-        """Seconds of all operations, if nothing ever waits."""
-        return self.profile.compute_seconds
+        """Seconds of all operations, if nothing moves and nothing ever waits."""
+        return float(np.cumsum(self.arrays.seconds)[-1])  # adds as lanes do
 
 
 def with_host_limit(problem: Problem, host_limit_bytes: int | None) -> Problem:
@@ -178,7 +186,9 @@ def with_host_limit(problem: Problem, host_limit_bytes: int | None) -> Problem:
     return dataclasses.replace(
         problem,
         host_limit_bytes=host_limit_bytes,
-        arrays=problem.arrays._replace(tiered=limit < total, host_limit=limit),
+        arrays=dataclasses.replace(
+            problem.arrays, tiered=limit < total, host_limit=limit
+        ),
         bounds={},
     )
 
@@ -359,7 +369,7 @@ def make_problem(
     recomputable = find_recomputable(arrays, len(maps))
     arrays = with_free_choice(arrays, recomputable)
     recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
-    in_core = _find_in_core(recorded, profile)
+    in_core = _find_in_core(recorded, profile, arrays)
     problem = Problem(
         profile=profile,
         maps=maps,
@@ -377,14 +387,15 @@ def make_problem(
     return with_rules(with_host_limit(problem, host_limit_bytes), rules)
 
 
-def _find_in_core(recorded: Profile, profile: Profile) -> InCore:
+def _find_in_core(recorded: Profile, profile: Profile, arrays: Arrays) -> InCore:
     """The iteration in which every map stays; the profile may have more parts."""
     peaks = in_core_peaks(recorded)
     peak = recorded_peak = max(peaks)
     if profile is not recorded:
         peak = in_core_peak_bytes(profile)
     plain = None if recorded.functions_in_parts else recorded_peak
-    return InCore(peak, plain, in_core_seconds(profile), peaks[0])
+    still = still_seconds(arrays.seconds.tolist(), arrays.host_seconds.tolist())
+    return InCore(peak, plain, in_core_seconds(profile), still, peaks[0])
 
 
 class _Items(NamedTuple):
@@ -424,7 +435,7 @@ def _choose_items(
 
 
 def _make_arrays(profile: Profile, items: _Items) -> Arrays:
-    maps, operations = items.maps, profile.operations
+    maps = items.maps
     planned = {s.id for s in maps}
     fixed_start, fixed_peak, _ = fixed_load(profile, planned)
     numbers = {storage: item for item, storage in enumerate(items.ids)}
@@ -441,12 +452,14 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
     first_use = np.array([min(s.backward_uses, default=b0) for s in maps], np.int64)
     last_use = [max(s.backward_uses, default=b0 - 1) for s in maps]
     link, disk = profile.link, profile.disk_link or profile.link
+    seconds, host_seconds, move_seconds, issue_seconds = _find_times(profile, maps)
     return Arrays(
         first_backward=profile.first_backward,
-        backward_seconds=_backward_seconds(profile),
-        seconds=np.array([op.device_seconds for op in operations]),
-        host_seconds=np.array([op.host_seconds for op in operations]),
-        issue_seconds=link.issue_seconds,
+        backward_seconds=float(seconds[b0:].sum()),
+        seconds=seconds,
+        host_seconds=host_seconds,
+        move_seconds=move_seconds,
+        issue_seconds=issue_seconds,
         duplex_share=link.duplex_share,
         out_compute_share=link.d2h_compute_share,
         in_compute_share=link.h2d_compute_share,
@@ -485,9 +498,21 @@ def _operation_of(profile: Profile, event: int) -> int:
     return bisect.bisect_right(firsts, event) - 1
 
 
-def _backward_seconds(profile: Profile) -> float:
-    backward = profile.operations[profile.first_backward :]
-    return sum((op.device_seconds for op in backward), 0.0)
+def _find_times(
+    profile: Profile, maps: tuple[Storage, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(n,) compute and host seconds, (M,) both for each copy of a map.
+
+    The session's own work is the program's thread's: that computes, or issues.
+    """
+    seconds = np.array([op.device_seconds for op in profile.operations])
+    host = np.array([op.host_seconds for op in profile.operations])
+    session = np.array([op.session_seconds for op in profile.operations])
+    each = np.array([profile.move_cost.of_copied(s.nbytes) / 2 for s in maps])
+    issue = np.full(len(maps), profile.link.issue_seconds)
+    if profile.issues:
+        return seconds, host + session, np.zeros(len(maps)), issue + each
+    return seconds + session, host, each, issue
 
 
 def _beyond_seconds(profile: Profile, maps: tuple[Storage, ...]) -> float:

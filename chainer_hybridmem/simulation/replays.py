@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.simulation import work
@@ -245,7 +246,14 @@ def _run_chain(
     return high, entries
 
 
-@compiled(inline=True, counted=False, uses=(work,))
+@compiled(
+    types.int64(
+        Arrays.compiled, types.int64[::1], types.int64, types.boolean, Work.compiled
+    ),
+    apart=True,
+    counted=False,
+    uses=(work,),
+)
 def lay_out_replays(
     a: Arrays, action: np.ndarray, limit: int, collective: bool, w: Work
 ) -> int:

@@ -20,7 +20,11 @@ from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.records.plan import Plan, Tier
 from chainer_hybridmem.records.sharing import share_link, share_links
 from chainer_hybridmem.simulation.problem import Problem, with_profile
-from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
+from chainer_hybridmem.simulation.timeline import (
+    find_moving,
+    positions_from_plan,
+    run_lanes,
+)
 from chainer_hybridmem.simulation.work import Work
 
 HOST, SUBMIT, AWAIT, COMPUTE = 0, 1, 2, 3
@@ -184,7 +188,7 @@ def _run_ranks(
 def _program(problem: Problem, plan: Plan) -> _Program:
     """The steps of an iteration, in the order of :func:`.lanes.time_lanes`."""
     work = positions_from_plan(problem, plan)
-    a = problem.arrays
+    a, moving = problem.arrays, find_moving(problem, work)
     swapped = np.nonzero(work.swap_out >= 0)[0].tolist()
     outs = sorted(swapped, key=lambda m: (int(work.swap_out[m]), m))
     ins = sorted(swapped, key=lambda m: (int(work.swap_in[m]), int(work.needed[m]), m))
@@ -198,11 +202,12 @@ def _program(problem: Problem, plan: Plan) -> _Program:
         ):
             for m in (outs, ins)[lane]:
                 if starts[m] == k:
-                    steps.append((SUBMIT, lane, places[lane][m], 0.0, a.issue_seconds))
+                    issue = float(a.issue_seconds[m])
+                    steps.append((SUBMIT, lane, places[lane][m], 0.0, issue))
             for m in swapped:
                 if waits[m] == k:
                     steps.append((AWAIT, lane, places[lane][m], 0.0, 0.0))
-        compute = float(a.seconds[k] + work.replay_seconds[k])
+        compute = float(a.seconds[k] + work.replay_seconds[k] + moving[k])
         host = float(a.host_seconds[k] + work.replay_host_seconds[k])
         steps.append((COMPUTE, 0, 0, compute, host))
     steps.append((HOST, 0, 0, 0.0, 0.0))

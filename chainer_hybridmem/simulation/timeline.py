@@ -137,6 +137,15 @@ def run_lanes(problem: Problem, work: Work) -> float:
     return time_lanes(problem.arrays, out_seconds, in_seconds, work)
 
 
+def find_moving(problem: Problem, work: Work) -> np.ndarray:
+    """(n,) seconds of compute that copies which start before each operation cost."""
+    moving = np.zeros(len(problem.arrays.seconds) + 1)
+    swapped = work.swap_out >= 0
+    for starts in (work.swap_out, work.swap_in):
+        np.add.at(moving, starts[swapped], problem.arrays.move_seconds[swapped])
+    return moving[:-1]
+
+
 def simulate(profile: Profile | Problem, plan: Plan) -> Timeline:
     """Replays a plan on its profile.
 
@@ -178,14 +187,15 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
         plan: That plan.
 
     Returns:
-        list of float: Seconds per operation; :func:`simulate` of the plan with these
-        gives the measured times again.
+        list of float: Seconds per operation, without the session's own work;
+        :func:`simulate` of the plan with these gives the measured times again.
     """
     a = problem.arrays
+    alone = np.array([op.device_seconds for op in problem.profile.operations])
     if a.out_compute_share == a.in_compute_share == 1:
-        return list(a.seconds.tolist())
+        return list(alone.tolist())
     work = positions_from_plan(problem, plan)
-    as_measured = a._replace(out_compute_share=1.0, in_compute_share=1.0)
+    as_measured = dataclasses.replace(a, out_compute_share=1.0, in_compute_share=1.0)
     time_lanes(as_measured, *copy_seconds(problem, work.on_disk), work)
     swapped = work.swap_out >= 0
     moments = np.concatenate(
@@ -200,9 +210,9 @@ def undisturbed_seconds(problem: Problem, plan: Plan) -> list[float]:
         ended = np.searchsorted(np.sort(work.ended[lane, swapped]), moments, 'right')
         speed[(began > ended)[:-1]] *= share
     done = np.append(0.0, np.cumsum(speed * np.diff(moments)))
-    first = work.start + work.replay_seconds
+    first = work.start + work.replay_seconds + find_moving(problem, work)
     work_done = np.interp(work.stop, moments, done) - np.interp(first, moments, done)
-    return list(work_done.tolist())
+    return list(np.maximum(work_done - (a.seconds - alone), 0.0).tolist())
 
 
 def _intervals(problem: Problem, plan: Plan, work: Work) -> list[Interval]:
@@ -210,7 +220,8 @@ def _intervals(problem: Problem, plan: Plan, work: Work) -> list[Interval]:
     recipe = problem.arrays.recipe_seconds
     clock = work.start.copy()
     # Beside copies, compute may be slower than it is alone.
-    alone = work.replay_seconds + problem.arrays.seconds
+    own = problem.arrays.seconds + find_moving(problem, work)
+    alone = work.replay_seconds + own
     slower = np.ones_like(alone)
     np.divide(work.stop - work.start, alone, out=slower, where=alone > 0)
     operations = problem.profile.operations
@@ -223,7 +234,7 @@ def _intervals(problem: Problem, plan: Plan, work: Work) -> list[Interval]:
     for op in operations:
         k = op.index
         start = float(clock[k])
-        end = start + float(op.device_seconds * slower[k])
+        end = start + float(own[k] * slower[k])
         result.append(Interval('compute', op.phase.value, op.label, start, end))
         if work.host_stall[k] > 0:
             # Before anything else that happens in front of operation k.

@@ -6,10 +6,13 @@ write into these arrays, so that a search allocates nothing per candidate.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
+from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.jit_table import Bools, Floats, Floats2, Ints, Ints2, Table
 from chainer_hybridmem.simulation.arrays import Arrays
 
 # LATE is RECOMPUTE without staying when a replay for something else passes it; PASSED
@@ -21,58 +24,56 @@ RUN, STAY, FREE = 0, 1, 2
 OUT, LEAVE, IN, NEED = 0, 1, 2, 3
 
 
-class Work(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Work(Table):
     """The results of one evaluation, and its scratch space.
-
-    A table of arrays. It is flat because every call of a kernel from Python takes it
-    apart: nested tuples make an evaluation a tenth slower.
 
     Shapes: n operations, M maps, T other items, P entries of a program. Copies
     have two rows: outward, then back.
     """
 
     # Where everything happens.
-    swap_out: np.ndarray  # (M,) int64
-    release: np.ndarray  # (M,) int64
-    swap_in: np.ndarray  # (M,) int64
-    needed: np.ndarray  # (M,) int64
-    drop: np.ndarray  # (M,) int64
-    on_disk: np.ndarray  # (M,) bool, host copies that have no room in RAM
-    program: np.ndarray  # (P, 3): position, RUN/STAY/FREE, operation or item
-    replay_seconds: np.ndarray  # (n,)
-    replay_host_seconds: np.ndarray  # (n,) to issue the replays
+    swap_out: Ints  # (M,)
+    release: Ints  # (M,)
+    swap_in: Ints  # (M,)
+    needed: Ints  # (M,)
+    drop: Ints  # (M,)
+    on_disk: Bools  # (M,), host copies that have no room in RAM
+    program: Ints2  # (P, 3): position, RUN/STAY/FREE, operation or item
+    replay_seconds: Floats  # (n,)
+    replay_host_seconds: Floats  # (n,) to issue the replays
     # When it happens, in seconds.
-    start: np.ndarray  # (n,) compute start, replays included
-    stop: np.ndarray  # (n,) compute end
-    host_stall: np.ndarray  # (n,) compute waited for the host
-    began: np.ndarray  # (2, M) each copy's start
-    ended: np.ndarray  # (2, M) each copy's end
-    stalls: np.ndarray  # (2, M) compute waited for this copy
+    start: Floats  # (n,) compute start, replays included
+    stop: Floats  # (n,) compute end
+    host_stall: Floats  # (n,) compute waited for the host
+    began: Floats2  # (2, M) each copy's start
+    ended: Floats2  # (2, M) each copy's end
+    stalls: Floats2  # (2, M) compute waited for this copy
     # Copies that are under way or wait for their lane.
-    alone: np.ndarray  # (2, M) float64, seconds on an idle link
-    copies: np.ndarray  # (2, M) int64, in order of submission
-    head: np.ndarray  # (2,) int64, the copy under way
-    tail: np.ndarray  # (2,) int64, the end of the queue
-    ends_at: np.ndarray  # (2,) float64, of the copy under way; infinite: idle
-    out_seconds: np.ndarray  # (M,) float64, of each map's copy in its tier
-    in_seconds: np.ndarray  # (M,) float64
+    alone: Floats2  # (2, M), seconds on an idle link
+    copies: Ints2  # (2, M), in order of submission
+    head: Ints  # (2,), the copy under way
+    tail: Ints  # (2,), the end of the queue
+    ends_at: Floats  # (2,), of the copy under way; infinite: idle
+    out_seconds: Floats  # (M,), of each map's copy in its tier
+    in_seconds: Floats  # (M,)
     # Lists of maps per position: OUT, LEAVE, IN and NEED.
-    heads: np.ndarray  # (4, n+1) int64, first map per position
-    tails: np.ndarray  # (n+1,) int64, last map per position
-    following: np.ndarray  # (4, M) int64, next map of the same position
+    heads: Ints2  # (4, n+1), first map per position
+    tails: Ints  # (n+1,), last map per position
+    following: Ints2  # (4, M), next map of the same position
     # Bytes per position.
-    load: np.ndarray  # (n+1,) int64
-    extra: np.ndarray  # (n+1,) int64, replays above what is loaded
-    record: np.ndarray  # (n,) int64, positions whose load stands out
-    rise: np.ndarray  # (n,) int64, by how much
+    load: Ints  # (n+1,)
+    extra: Ints  # (n+1,), replays above what is loaded
+    record: Ints  # (n,), positions whose load stands out
+    rise: Ints  # (n,), by how much
     # Replays of the position that is laid out.
-    mark: np.ndarray  # (n,) int64, position for which an operation is in the chain
-    chain: np.ndarray  # (n,) int64, operations in order
-    stack: np.ndarray  # (2n+2,) int64
-    uses: np.ndarray  # (M+T,) int64, readers left in a chain
-    stays: np.ndarray  # (M+T,) bool
-    made: np.ndarray  # (M,) bool
-    passed: np.ndarray  # (M,) bool, whether a replay has made it by now
+    mark: Ints  # (n,), position for which an operation is in the chain
+    chain: Ints  # (n,), operations in order
+    stack: Ints  # (2n+2,)
+    uses: Ints  # (M+T,), readers left in a chain
+    stays: Bools  # (M+T,)
+    made: Bools  # (M,)
+    passed: Bools  # (M,), whether a replay has made it by now
 
     @property
     def out_start(self) -> np.ndarray:
@@ -117,6 +118,13 @@ class Outcome(NamedTuple):
     worst: int  # operation with the highest load
     entries: int  # of the replay program
     collective: bool  # whether replays keep what they pass
+
+
+@compiled(inline=True, counted=False)
+def copy_into(target: np.ndarray, source: np.ndarray) -> None:
+    """``target[:] = source``, of which most takes numba's error about their lengths."""
+    for i in range(len(target)):
+        target[i] = source[i]
 
 
 def make_work(arrays: Arrays, program: int = 0) -> Work:

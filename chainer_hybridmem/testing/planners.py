@@ -275,9 +275,9 @@ class PlannerConformance:
         text, arrays = serialise_profile(profile), copy.deepcopy(problem.arrays)
         plan_within(problem, limit_bytes, name, **options)
         assert serialise_profile(profile) == text
-        for field, before in arrays._asdict().items():
-            now = getattr(problem.arrays, field)
-            assert np.array_equal(now, before), f'it has written into {field}'
+        for field in dataclasses.fields(arrays):
+            before, now = (getattr(a, field.name) for a in (arrays, problem.arrays))
+            assert np.array_equal(now, before), f'it has written into {field.name}'
 
     def test_options_are_declared(self, name: str, options: dict[str, Any]) -> None:
         """Each has a name and a default; others are refused."""

@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from chainer_hybridmem.devices import ram
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.records import library
+from chainer_hybridmem.records.plan import Tier
 
 GPU = ('--gpu', 'v100-16gb-pcie3')
 
@@ -63,6 +65,22 @@ def test_without_a_gpu_parts_count(batch):
     whole = batch('--memory-limit', '8MiB', '--splitting', 'false')
     parts = batch('--memory-limit', '8MiB')
     assert parts['batchsize'] > whole['batchsize'] > 1
+
+
+def test_a_cpu_has_its_ram_once(batch, network, hybridmem, monkeypatch, folder):
+    """Copies to the host would lie in what the limit has already."""
+    monkeypatch.setattr(ram, 'total_ram', lambda: 64 * 2**20)
+    files = '-o', 'plan.json', '--profile', 'p.json'
+    assert batch(*files)['memory_limit_bytes'] == 64 * 2**20
+    plan, profile = library.load_plan('plan.json'), library.load_profile('p.json')
+    assert (
+        plan.tier_bytes(profile, Tier.RAM) == plan.tier_bytes(profile, Tier.DISK) == 0
+    )
+    for command in (('batch',), ('estimate', '--batchsize', '512')):
+        assert 'host copies lie, too' in hybridmem(*command, *network)[1]
+    batch(*files, '--memory-limit', '64MiB')
+    plan, profile = library.load_plan('plan.json'), library.load_profile('p.json')
+    assert plan.tier_bytes(profile, Tier.RAM) > 0
 
 
 def test_wrong_questions(network, refused, hybridmem):

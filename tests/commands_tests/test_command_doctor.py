@@ -1,6 +1,9 @@
 """``hybridmem doctor``."""
 
 import json
+import os
+import re
+import subprocess
 import sys
 import types
 
@@ -38,6 +41,36 @@ def test_everything_works_here(hybridmem):
     assert 'every bit equal' in checks[TRAINING]['detail']
     cuda = 'works' if compat.cuda_available() else 'absent'
     assert checks['training on CUDA']['status'] == cuda
+
+
+# Plans by annealing and by trying everything, and a session with an exact layout.
+AFTER_DOCTOR = """
+import numpy, os
+from chainer_hybridmem import jit
+from chainer_hybridmem.commands import main
+from chainer_hybridmem.commands.self_check import training_is_the_same
+for name, limit in (('resnet50-b8-host', '60%'), ('alexnet-b32-host', '90%')):
+    assert main(['plan', 'shipped:' + name, '--memory-limit', limit]) == 0
+training_is_the_same('cpu')
+seconds = jit.compiling_seconds()
+assert seconds == 0, f'compiled for {seconds} s'
+"""
+
+
+def test_after_doctor_neither_plans_nor_sessions_compile(tmp_path):
+    """In a cache of their own, by other processes."""
+    environment = {**os.environ, 'NUMBA_CACHE_DIR': str(tmp_path)}
+    for command in (['-m', 'chainer_hybridmem', 'doctor'], ['-c', AFTER_DOCTOR]):
+        done = subprocess.run(
+            [sys.executable, *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        if 'doctor' in command:
+            assert re.search(r'[1-9]\d+ functions compiled in', done.stdout)
 
 
 def test_as_text(no_training, folder, hybridmem):

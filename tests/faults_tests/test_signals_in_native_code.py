@@ -19,7 +19,9 @@ from support import toys
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.interrupts import run_aside
+from chainer_hybridmem.jit import make_ready
 from chainer_hybridmem.pools import offline, planned_trace
+from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.annealing import Annealer, Budget
 from chainer_hybridmem.search.candidates import SWAP, Search
 from chainer_hybridmem.simulation import make_problem
@@ -166,7 +168,7 @@ def test_a_long_search_is_interrupted() -> None:
     """While its compiled code runs, which lets other threads run."""
     search = Search(make_problem(toys.chain()), 1 << 40, barrier=False)
     annealer = Annealer(search, Budget(search, 0, None))
-    annealer.warm_up()
+    make_ready(local_search.anneal)
     start = search.evaluate(search.fill(SWAP))
     began = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):

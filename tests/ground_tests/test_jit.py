@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import pathlib
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any
 
 import numba
 import pytest
 
 from chainer_hybridmem import compiling, jit, timing
+
+CHAIN = """
+from numba import types
+from chainer_hybridmem import jit
+_i64 = types.int64
+
+@jit.compiled(_i64(_i64), apart=True)
+def add(x):
+    return x + 1
+
+@jit.compiled(inline=True)
+def twice(x):
+    return add(add(x))
+
+@jit.compiled(_i64(_i64), apart=True)
+def call(x):
+    return twice(x) + 10
+
+def compile_all():
+    return call(2), jit.compiling_seconds()
+"""
 
 
 @pytest.fixture
@@ -108,3 +135,61 @@ def test_what_is_inlined_is_compiled_once(
         assert found == wrappers
     with pytest.raises(TypeError, match='add is inlined'):
         add(2)
+
+
+def test_what_is_apart_is_in_no_copy(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, 'CACHE_DIR', str(tmp_path))  # of no former run
+    (tmp_path / 'chain.py').write_text(CHAIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    chain = importlib.import_module('chain')
+    assert chain.compile_all()[0] == 14
+    code = {
+        name: overload.library.get_llvm_str()
+        for name in ('add', 'call')
+        for overload in getattr(chain, name).overloads.values()
+    }
+    (compiled,) = chain.add.overloads.values()
+    name = compiled.fndesc.llvm_func_name
+    assert name in code['add'] and name not in code['call']
+    with pytest.raises(TypeError):
+        chain.add('x')
+
+
+def test_threads_make_a_function_apart_ready_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.config, 'CACHE_DIR', str(tmp_path))  # of no former run
+
+    @jit.compiled(numba.int64(numba.int64), apart=True)
+    def add(x: int) -> int:
+        return x + 1
+
+    together = threading.Barrier(4)
+
+    def call(x: int) -> int:
+        together.wait()
+        return add(x)
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(call, range(4))) == [1, 2, 3, 4]
+
+
+def test_a_function_apart_is_ready_in_a_process_that_finds_its_caller_in_the_cache(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / 'chain.py').write_text(CHAIN)
+    told = []
+    for _ in range(2):
+        made = subprocess.run(
+            [sys.executable, '-c', 'import chain; print(*chain.compile_all())'],
+            cwd=tmp_path,
+            env={**os.environ, 'NUMBA_CACHE_DIR': str(tmp_path / 'cache')},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        told.append(made.stdout.split())
+    assert [result for result, _ in told] == ['14', '14']
+    assert float(told[0][1]) > 0 and float(told[1][1]) == 0

@@ -39,14 +39,14 @@ class Clock:
 
 
 def run_two_operations(
-    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+    asynchronous: bool, monkeypatch: pytest.MonkeyPatch, hook_seconds: float = 0.0
 ) -> list[stopwatch.Times]:
-    """An operation, one after a copy and a replay that needs a copy, and the update."""
+    """An operation, one after moves and a replay that needs a copy, and the update."""
     clock = Clock(asynchronous)
     device: Any = types.SimpleNamespace(clock=clock)
     monkeypatch.setattr(timing, 'now', clock.mark)
-    watch = stopwatch.Stopwatch(device)
-    assert watch.observes is not asynchronous
+    monkeypatch.setattr(timing, 'spent', clock.mark)
+    watch = stopwatch.Stopwatch(device, hook_seconds)
     watch.enter()
     clock.passes(0.25)()
     watch.leave(starts_operation=True)
@@ -54,7 +54,12 @@ def run_two_operations(
     watch.wait('swap-out', 3, clock.passes(16.0))  # an eviction, by an allocation
     watch.enter()
     clock.passes(0.5)()
-    watch.wait('swap-in', 3, clock.passes(32.0))
+
+    def move() -> None:
+        clock.passes(0.0625)()
+        watch.wait('swap-in', 3, clock.passes(32.0))
+
+    watch.move(1, move)
 
     def replay() -> None:
         clock.passes(64.0)()
@@ -71,24 +76,52 @@ def run_two_operations(
     return watch.times()
 
 
-def test_hooks_cost_operations_time_where_issuing_is_computing(monkeypatch):
+def test_hooks_moves_and_replays_are_told_apart(monkeypatch):
     first, second, update = run_two_operations(False, monkeypatch)
-    assert first == (0.25 + 2.0, 0.0, 64.0)  # its replay, without the copy
-    assert second == (0.5 + 4.0, 0.0, 0.0)
-    assert update == (0.125 + 1.0, 0.0, 0.0)
+    assert first == pytest.approx((2.0, 0.0, 64.0, 0.25, 0.0))  # without the copy
+    assert second == pytest.approx((4.0, 0.0, 0.0, 0.5, 0.0625))
+    assert update == pytest.approx((1.0, 0.0, 0.0, 0.125, 0.0))
 
 
-def test_hooks_are_the_hosts_work_where_it_only_issues(monkeypatch):
+def test_issuing_is_told_apart_from_hooks_where_a_device_computes(monkeypatch):
     first, second, update = run_two_operations(True, monkeypatch)
-    assert first[:2] == (2.0 + 16.0, 0.25 + 2.0 + 16.0)
-    assert second[:2] == (4.0, 0.5 + 32.0 + 64.0 + 128.0 + 4.0)
-    assert update[:2] == (1.0, 0.125 + 1.0)
+    assert first == (2.0 + 16.0, 2.0 + 16.0, 0.0, 0.25, 0.0)
+    assert second == (4.0, 4.0, 0.0, 0.5, 0.0625)
+    assert update == (1.0, 1.0, 0.0, 0.125, 0.0)
+
+
+def test_what_the_stopwatch_takes_itself_is_no_work_of_hooks(monkeypatch):
+    plain = run_two_operations(True, monkeypatch)
+    found = run_two_operations(True, monkeypatch, hook_seconds=0.0625)
+    assert [one.session_seconds for one in found] == [
+        one.session_seconds - 0.0625 for one in plain
+    ]
+
+
+def test_another_program_that_has_the_processor_is_left_out(monkeypatch):
+    """The clock goes on, and the thread computes nothing."""
+    clock = Clock(False)
+    device: Any = types.SimpleNamespace(clock=clock)
+    others = [0.0]
+    monkeypatch.setattr(timing, 'now', clock.mark)
+    monkeypatch.setattr(timing, 'spent', lambda: clock.now - others[0])
+    watch = stopwatch.Stopwatch(device)
+    for starts in (True, True, False):
+        watch.enter()
+        watch.leave(starts)
+        clock.passes(3.0)()
+        if starts:
+            clock.passes(3.0)()
+            others[0] += 3.0
+    watch.enter()
+    assert [one.device_seconds for one in watch.times()] == [3.0, 3.0, 3.0]
 
 
 def test_what_fails_is_left_out_as_well(monkeypatch):
     clock = Clock(False)
     device: Any = types.SimpleNamespace(clock=clock)
     monkeypatch.setattr(timing, 'now', clock.mark)
+    monkeypatch.setattr(timing, 'spent', clock.mark)
     watch = stopwatch.Stopwatch(device)
     watch.enter()
 
@@ -102,4 +135,4 @@ def test_what_fails_is_left_out_as_well(monkeypatch):
     watch.leave(starts_operation=False)
     clock.passes(1.0)()
     watch.enter()
-    assert watch.times() == [(1.0, 0.0, 16.0)]
+    assert watch.times() == [(1.0, 0.0, 16.0, 0.0, 0.0)]

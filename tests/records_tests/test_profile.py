@@ -72,7 +72,7 @@ def test_the_example_is_fine() -> None:
     assert serialise_profile(read(body())) == json.dumps(BODY)
 
 
-LATER = ('functions_in_parts',)  # files from before it existed lack it
+LATER = ('functions_in_parts', 'move_cost')  # files from before they existed lack it
 HEADER = ('format', 'version')
 
 

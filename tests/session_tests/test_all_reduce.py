@@ -16,10 +16,12 @@ import chainer
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.estimation import with_all_reduce
+from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.records.profile import Phase
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.session.guides.profiling_plan import with_median_times
+from chainer_hybridmem.simulation import make_problem
 
 pytestmark = needs_mpi
 LIMIT = '4.5MiB'
@@ -166,6 +168,10 @@ def test_in_another_thread_it_is_no_operation(communicator):
     assert phases_after_backward(session.profile) == [Phase.UPDATE]
 
 
+def swap_nothing(profile):
+    return make_plan(make_problem(profile), '1GB', 'in-core')
+
+
 def test_it_takes_what_the_slowest_process_costs():
     """Each iteration another operation is late, of this process or another one."""
     profile = with_all_reduce(toys.with_persistent(toys.chain(3), 1), 2)
@@ -174,7 +180,8 @@ def test_it_takes_what_the_slowest_process_costs():
     for late in (0, 2, 4):
         timings.append(list(usual))
         timings[-1][late] = Times(usual[late].device_seconds + 3.0, 0.0)
-    timed = with_median_times(profile, timings)
+    nothing = swap_nothing(profile)
+    timed = with_median_times(profile, timings, nothing)
     k = profile.first_update
     assert timed.compute_seconds == pytest.approx(profile.compute_seconds + 3.0)
     assert timed.operations[k].phase is Phase.ALL_REDUCE
@@ -188,9 +195,9 @@ def test_it_takes_what_the_slowest_process_costs():
     for late in replayed[:3]:  # now it is another replay
         timings.append(list(usual))
         timings[-1][late] = usual[late]._replace(replay_seconds=4.0)
-    timed = with_median_times(profile, timings)
+    timed = with_median_times(profile, timings, nothing)
     assert [recipe.seconds for recipe in timed.recipes] == [1.0] * len(replayed)
     assert timed.compute_seconds == pytest.approx(profile.compute_seconds + 3.0)
     alone = toys.chain(3)
     rows = [[Times(op.device_seconds, 0.0) for op in alone.operations]] * 3
-    assert with_median_times(alone, rows) == alone
+    assert with_median_times(alone, rows, swap_nothing(alone)) == alone

@@ -66,7 +66,15 @@ class Long:
             setattr(self.device, name, rng.randrange(10**6))
         splitter: Any = SimpleNamespace(used={}, inexact=0)
         entry = self.history.add(
-            rng.random(), Counters(), plan, guided, 0, splitter, verified, evaluates
+            rng.random(),
+            rng.random(),
+            Counters(),
+            plan,
+            guided,
+            0,
+            splitter,
+            verified,
+            evaluates,
         )
         self.added.append(dict(entry))
 

@@ -6,8 +6,10 @@ import pytest
 from support import networks, toys
 
 # isort: split
+from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.session.guides.profiling_plan import with_median_times
+from chainer_hybridmem.simulation import make_problem
 
 FACTORS = (2.0, 3.0, 7.0)
 
@@ -28,12 +30,16 @@ def timings(profile, replayed):
     ]
 
 
+def in_core(profile):
+    return make_plan(make_problem(profile), '1GB', 'in-core')
+
+
 @pytest.mark.parametrize('count', [0, 1, 3])
 def test_replays_count_with_their_median(count):
     profile = toys.chain(4)
     assert len(profile.recipes) > 3
     replayed = [recipe.operation for recipe in profile.recipes[:count]]
-    timed = with_median_times(profile, timings(profile, replayed))
+    timed = with_median_times(profile, timings(profile, replayed), in_core(profile))
     factor = 3.0 if count else 1.0  # also of those that have not been replayed
     for before, after in zip(profile.recipes, timed.recipes, strict=True):
         assert after.seconds == pytest.approx(factor * before.seconds)
@@ -45,7 +51,7 @@ def test_one_that_was_not_replayed_in_every_iteration_is_not_known():
     first = profile.recipes[0].operation
     rows = timings(profile, [first])
     rows[1] = timings(profile, [])[1]
-    assert with_median_times(profile, rows) == profile
+    assert with_median_times(profile, rows, in_core(profile)) == profile
 
 
 def test_a_session_times_its_replays():

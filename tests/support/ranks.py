@@ -67,7 +67,7 @@ class Rank:
             for m in swapped:
                 if m.swap_out_before == k:
                     self.queues[0].append(out[m.storage])
-                    host += a.issue_seconds
+                    host += a.issue_seconds[0]
             for m in swapped:
                 if m.release_before == k:
                     self.awaited = out[m.storage]
@@ -76,7 +76,7 @@ class Rank:
             for m in ins:
                 if m.swap_in_before == k:
                     self.queues[1].append(back[m.storage])
-                    host += a.issue_seconds
+                    host += a.issue_seconds[0]
             for m in swapped:
                 if m.needed_before == k:
                     self.awaited = back[m.storage]

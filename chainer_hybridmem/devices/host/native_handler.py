@@ -48,7 +48,7 @@ _c_thread = types.ExternalFunction('pthread_self', _i64())
 _raise_again = types.ExternalFunction('PyErr_SetInterruptEx', types.int32(types.int32))
 
 
-@_native(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64), apart=True)
 def reclaim(counter: int, missing_bytes: int) -> None:
     """Asks for space; not while that is being done already."""
     store(counter + words.RECLAIMING, 1)
@@ -71,7 +71,7 @@ def _served(counter: int, field: int, base: int, place: int) -> None:
     store(base + words.PLACE, place)
 
 
-@_native(_i64(_i64, _i64))
+@_native(_i64(_i64, _i64), apart=True)
 def _find_space(counter: int, total: int) -> int:
     """Space for a large block; 0 if there is none.
 
@@ -126,7 +126,7 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
     return base + words.HEADER
 
 
-@_native(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64), apart=True)
 def _free_block(counter: int, address: int) -> None:
     """Gives a block back to where it came from."""
     base, place = address - words.HEADER, load(address - words.HEADER + words.PLACE)
@@ -143,7 +143,7 @@ def _free_block(counter: int, address: int) -> None:
             drop_slab(counter, field)
 
 
-@_native(types.boolean(_i64, _i64))
+@_native(types.boolean(_i64, _i64), apart=True)
 def _admit(counter: int, size: int) -> bool:
     """Whether a block fits, after asking for space if need be."""
     if load(counter + words.LIMITED) == 0:
@@ -163,7 +163,7 @@ def _admit(counter: int, size: int) -> bool:
     return True
 
 
-@_native(_i64(_i64, _i64, types.boolean))
+@_native(_i64(_i64, _i64, types.boolean), apart=True)
 def _new_block(counter: int, size: int, zeroed: bool) -> int:
     """Memory behind a header; see Note: [headers] and [slabs]."""
     if size >= words.LARGE_BYTES:
@@ -178,7 +178,7 @@ def _new_block(counter: int, size: int, zeroed: bool) -> int:
     return address
 
 
-@_native(_i64(_i64, _i64, types.boolean))
+@_native(_i64(_i64, _i64, types.boolean), apart=True)
 def _take(counter: int, size: int, zeroed: bool) -> int:
     """Address of a new block; 0 if it does not fit."""
     if not _admit(counter, size):
@@ -195,7 +195,7 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
     return address
 
 
-@_native(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64), apart=True)
 def _give(counter: int, address: int) -> None:
     """Takes a block back."""
     ident, size = (

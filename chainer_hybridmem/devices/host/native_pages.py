@@ -91,7 +91,7 @@ def _release_largest(place: int, nbytes: int) -> int:
     return pages - kept
 
 
-@_native(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64), apart=True)
 def release_holes(counter: int, most: int) -> None:
     """Gives unused pages back until at most so many bytes are in use and held.
 
@@ -108,7 +108,7 @@ def release_holes(counter: int, most: int) -> None:
             excess -= nbytes
 
 
-@_native(types.void(_i64))
+@_native(types.void(_i64), apart=True)
 def keep_limit(counter: int) -> None:
     """What is in use and what is held never exceed the limit together."""
     limit = load(counter + words.LIMIT)
@@ -116,7 +116,7 @@ def keep_limit(counter: int) -> None:
         release_holes(counter, limit)
 
 
-@_native(types.void(_i64, _i64))
+@_native(types.void(_i64, _i64), apart=True)
 def drop_slab(counter: int, field: int) -> None:
     """Gives a slab back once no block is in it any more."""
     base, nbytes = load(counter + field + slab.BASE), load(counter + field + slab.SIZE)
@@ -139,7 +139,7 @@ def make_slab(counter: int, field: int, nbytes: int) -> None:
             slab.begin(counter + field, base, nbytes)
 
 
-@_native(_i64(_i64, _i64))
+@_native(_i64(_i64, _i64), apart=True)
 def map_block(counter: int, total: int) -> int:
     """Maps a block by itself; 0 if the system refuses."""
     base = _c_mmap(0, total, _PROTECTION, _MAPPED_FLAGS, -1, 0)
@@ -154,7 +154,7 @@ def map_block(counter: int, total: int) -> int:
     return base
 
 
-@_native(types.void(_i64, _i64, _i64))
+@_native(types.void(_i64, _i64, _i64), apart=True)
 def unmap_block(counter: int, base: int, extent: int) -> None:
     """Gives a block of :func:`map_block` back to the system."""
     _c_munmap(base, extent)

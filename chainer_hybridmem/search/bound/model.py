@@ -548,7 +548,7 @@ class Model:
         beside_both = a.out_compute_share * (1 - a.in_compute_share)
         out_seconds, in_seconds = self.least_copy_seconds()
         lost = (1 - a.out_compute_share) * out_seconds
-        return np.asarray(lost + beside_both * in_seconds)
+        return np.asarray(lost + beside_both * in_seconds + 2 * a.move_seconds)
 
     def least_copy_seconds(self) -> tuple[np.ndarray, np.ndarray]:
         """(M,) seconds of each map's copies in the faster tier."""
@@ -628,4 +628,5 @@ def _longest_wait(problem: Problem) -> float:
     copies = np.maximum(problem.swap_out_seconds, a.disk_out_seconds).sum()
     copies += np.maximum(problem.swap_in_seconds, a.disk_in_seconds).sum()
     recipes = np.maximum(problem.arrays.recipe_seconds, 0).sum()
-    return float(copies + recipes) + 1.0
+    moves = 2 * a.move_seconds.sum()
+    return float(copies + recipes + moves) + 1.0

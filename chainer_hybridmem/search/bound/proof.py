@@ -87,6 +87,7 @@ import dataclasses
 
 import numpy as np
 
+from chainer_hybridmem.jit import make_ready
 from chainer_hybridmem.records.sharing import check_ranks, share_links
 from chainer_hybridmem.search.bound import relaxation
 from chainer_hybridmem.search.bound.relaxation import Relaxation
@@ -191,14 +192,14 @@ def bound_of_ranks(problem: Problem, limit_bytes: int, ranks: int) -> float:
     if ranks == 1 or not alone.maps:
         return seconds
     shared = tighten(Relaxation(alone, limit_bytes, ranks=ranks)).seconds
-    if alone.in_core_seconds > alone.compute_seconds:
+    if alone.still_seconds > alone.compute_seconds:
         return shared  # with double buffering, the host may issue ahead
     return max(seconds, shared)
 
 
 def warm_up() -> None:
     """Compiles and imports what a bound needs; that is not planning."""
-    relaxation.warm_up()
+    make_ready(relaxation.find_tightest)
     from scipy import optimize, sparse  # noqa: F401
 
 
@@ -208,10 +209,10 @@ def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     fits = problem.in_core_peak_bytes <= limit_bytes
     if (fits and keeps_everything(problem.arrays)) or n_maps == 0:
         free = np.zeros(len(problem.arrays.seconds))
-        return Bound(problem.in_core_seconds, nothing, nothing, 0, free)
+        return Bound(problem.still_seconds, nothing, nothing, 0, free)
     bound = tighten(Relaxation(problem, limit_bytes))
     # The relaxation does not know that the host has to issue everything.
-    seconds = max(bound.seconds, problem.in_core_seconds)
+    seconds = max(bound.seconds, problem.still_seconds)
     if problem.rules:  # which no plan obeys, perhaps: then the solver says nothing
         plain = _lower_bound(with_rules(problem, ()), limit_bytes)
         seconds = max(seconds, plain.seconds)

@@ -7,6 +7,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
 
 from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.jit import compiled
@@ -107,7 +108,25 @@ def sum_excess(model: Model) -> np.ndarray:
 
 
 # -- cuts: the pairs of operations whose rows a point violates most -----------
-@compiled()
+_i64, _f64 = types.int64, types.float64
+_changes = types.Tuple((_i64[::1], _i64[::1], _f64[::1]))
+
+
+@compiled(
+    types.void(
+        _changes,
+        _changes,
+        _f64[::1],
+        _f64[::1],
+        _f64[::1],
+        _i64,
+        _f64,
+        _f64,
+        _f64[:, ::1],
+        _i64[:, ::1],
+    ),
+    apart=True,
+)
 def find_tightest(
     outs: tuple[np.ndarray, np.ndarray, np.ndarray],
     ins: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -163,16 +182,6 @@ def find_tightest(
                 allowed = later + in_rate * (run[j] - start[k + 1])
                 if allowed < in_bytes[k]:
                     in_bytes[k], in_to[k] = allowed, j
-
-
-def warm_up() -> None:
-    """Compiles on a fresh installation."""
-    whole, number = np.zeros(0, np.int64), np.zeros(0)
-    pointers = np.zeros(1, np.int64)
-    changes = (pointers, whole, number)
-    none, pair = np.zeros((2, 0)), np.zeros((2, 0), np.int64)
-    one = np.zeros(1)
-    find_tightest(changes, changes, number, one, number, 0, 1.0, 1.0, none, pair)
 
 
 # -- the program, solved ------------------------------------------------------

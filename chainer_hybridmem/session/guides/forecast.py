@@ -5,13 +5,6 @@ the first update, and a link that learns its size from its input has no paramete
 So training can get through it, and fail in the second one, where a limit that would do
 is known already.
 
-Note: [what is refused]
-    Passive mode keeps, of feature maps, what an operation reads and makes, and what
-    a later forward function will read, for the program holds that. Nothing else of what
-    has been recorded can leave. An iteration is refused only if this alone exceeds the
-    limit. A function that may run in parts counts with what is there before and after
-    it; an update never runs in parts.
-
 Note: [what is promised]
     A limit at which everything is swapped and every function runs as a whole: the
     profiling iterations swap everything, and a plan exists from there on.
@@ -40,21 +33,18 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import owners
-from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.records.profile import (
     AFTER_BACKWARD,
     MINIMUM_MAP_BYTES,
     PERSISTENT,
     Category,
     Operation,
-    Phase,
     Profile,
     Storage,
 )
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
-from chainer_hybridmem.units import format_bytes
 
 _SPARE = 64  # of the in-core peak, one part
 _LARGE = 2**17  # elements, from which on NumPy uses temporary arrays again
@@ -159,11 +149,7 @@ class Forecast:
 
     Attributes:
         initial_bytes (int): In memory when one begins.
-        least_bytes (int): Below this limit it cannot run; see [what is refused].
-        crossing_bytes (int): Likewise, if optimizer states may leave.
-        enough_bytes (int): At this limit it can; see [what is promised].
-        operation (int): That needs ``least_bytes``.
-        label (str): Its name.
+        enough_bytes (int): At this limit it runs; see [what is promised].
         plan_bytes (int): Least memory of any plan, with functions in parts as recorded.
         plain_bytes (int or None): Peak of plain Chainer; None if it was recorded with
             functions in parts.
@@ -171,94 +157,35 @@ class Forecast:
     """
 
     initial_bytes: int
-    least_bytes: int
-    crossing_bytes: int
     enough_bytes: int
-    operation: int
-    label: str
-    plan_bytes: int = 0
-    plain_bytes: int | None = None
-    kept_bytes: int = 0
+    plan_bytes: int
+    plain_bytes: int | None
+    kept_bytes: int
 
     @property
     def named_bytes(self) -> int:
         """See [limits that are named]."""
         return with_spare(self.enough_bytes, self.kept_bytes)
 
-    def refusal(
-        self,
-        limit_bytes: int,
-        used_bytes: int,
-        host_limited: bool = False,
-        held_bytes: int = 0,
-    ) -> OutOfMemoryError | None:
-        """The error for an iteration that begins and cannot end, if that is sure.
 
-        Args:
-            limit_bytes: The memory limit.
-            used_bytes: In memory now, less what can leave.
-            host_limited: Whether host copies may lack room, so that more may be needed.
-            held_bytes: Of feature maps that the program holds in variables, which no
-                recording tells. It may hold as much of the iteration before.
-        """
-        freed_bytes = max(0, self.initial_bytes - used_bytes)
-        least = self.least_bytes - freed_bytes
-        if least <= limit_bytes:
-            return None
-        crossing, known = '', ''
-        if not host_limited:
-            more_bytes = max(0, used_bytes - self.initial_bytes) + 2 * held_bytes
-            named = self.named_bytes + more_bytes
-            known = f'A limit known to do is {named} bytes; '
-        if not host_limited and self.crossing_bytes - freed_bytes <= limit_bytes:
-            crossing = ", or let optimizer states leave with cross_iteration='all'"
-        return OutOfMemoryError(
-            f'Training cannot go on: with the gradients and optimizer states that '
-            f'there are now, operation {self.operation} ({self.label}) needs at least '
-            f'{format_bytes(least)} ({least} bytes), the memory limit is {limit_bytes} '
-            f'bytes. {known}{"raise" if known else "Raise"} memory_limit or lower the '
-            f'batch size{crossing}.',
-            least,
-            limit_bytes,
-            used_bytes,
-        )
-
-
-def forecast(
-    draft: Profile, limit_bytes: int, crossing: bool, in_parts: bool
-) -> Forecast | None:
+def forecast(draft: Profile, limit_bytes: int) -> Forecast | None:
     """What iterations like a recorded one need; None if the limit surely does.
 
     Args:
         draft: The recording, of an iteration without a plan.
         limit_bytes: The memory limit.
-        crossing: Whether optimizer states may leave.
-        in_parts: Whether functions may run in parts.
     """
     profile = repeated(draft)
     kept_bytes = in_core_peak_bytes(profile)
     if kept_bytes <= limit_bytes:
         return None
-    runs, states = list(_walk(profile)), _states(profile)
-    home, away = ([_need(run, left, in_parts) for run in runs] for left in (0, states))
-    needs = away if crossing else home
-    worst = max(range(len(needs)), key=needs.__getitem__)
     return Forecast(
         profile.initial_bytes,
-        needs[worst],
-        max(away),
-        _enough(profile, runs),
-        worst,
-        _name(profile.operations[worst]),
+        _enough(profile, list(_walk(profile))),
         least_memory(make_problem(profile, splitting=False))[0],
         None if profile.functions_in_parts else kept_bytes,
         kept_bytes,
     )
-
-
-def _name(operation: Operation) -> str:
-    backward = operation.phase is Phase.BACKWARD
-    return f'backward of {operation.label}' if backward else operation.label
 
 
 def limit_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
@@ -278,7 +205,7 @@ def limit_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
 def _enough(profile: Profile, runs: list[_Run]) -> int:
     """See [what is promised]; optimizer states stay, as they may have to."""
     problem = make_problem(_with_first_held(profile), splitting=False)
-    return max(least_memory(problem)[0], *(_need(run, 0, False) for run in runs))
+    return max(least_memory(problem)[0], *map(_need, runs))
 
 
 def repeated(profile: Profile) -> Profile:
@@ -402,18 +329,14 @@ class _Run:
     operation: Operation
     start_bytes: int
     peak_bytes: int
-    end_bytes: int
     needed_bytes: int  # of maps that it reads, or that the program holds
 
 
-def _need(run: _Run, states: int, in_parts: bool) -> int:
-    """Least memory that an operation can do with."""
+def _need(run: _Run) -> int:
+    """Memory that an operation does with, where all else has left."""
     if run.operation.phase in AFTER_BACKWARD:
         return run.peak_bytes
-    most = run.peak_bytes + run.needed_bytes
-    if in_parts:
-        most = max(run.start_bytes + run.needed_bytes, run.end_bytes)
-    return most - states
+    return run.peak_bytes + run.needed_bytes
 
 
 def _walk(profile: Profile) -> Iterator[_Run]:
@@ -434,7 +357,7 @@ def _walk(profile: Profile) -> Iterator[_Run]:
                 read += change
             peak = max(peak, load + born + read)
         nbytes = sum(profile.storages[s].nbytes for s in needed[op.index])
-        yield _Run(op, start, peak, load + born, nbytes)
+        yield _Run(op, start, peak, nbytes)
 
 
 def _is_map(storage: Storage) -> bool:
@@ -451,12 +374,3 @@ def _needed(profile: Profile, maps: set[int]) -> list[set[int]]:
         for k in (*range(storage.producer + 1, last + 1), *storage.backward_uses):
             needed[k].add(s)
     return needed
-
-
-def _states(profile: Profile) -> int:
-    """Bytes of optimizer states that may leave."""
-    return sum(
-        s.nbytes
-        for s in profile.persistent_storages()
-        if s.category is Category.OPTIMIZER_STATE
-    )

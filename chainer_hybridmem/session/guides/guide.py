@@ -543,7 +543,7 @@ class Guide:
         assert self.problem is not None and self.plan is not None
         before = self.problem
         timed = make_undisturbed_problem(
-            with_median_times(before.profile, self.pace.timings),
+            with_median_times(before.profile, self.pace.timings, self.plan),
             self.plan,
             before.cross_iteration,
             before.host_limit_bytes,

@@ -6,11 +6,15 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+from scipy.optimize import nnls
+
 from chainer_hybridmem.recording.stopwatch import Times
 from chainer_hybridmem.recording.trials import SHORT_SECONDS
 from chainer_hybridmem.records.plan import Action, MapPlan, Part, Plan
 from chainer_hybridmem.records.profile import (
     PERSISTENT,
+    MoveCost,
     Operation,
     Phase,
     Profile,
@@ -112,45 +116,129 @@ def _with_best_time(recipe: Recipe, operations: Sequence[Operation]) -> Recipe:
     return dataclasses.replace(recipe, seconds=min(recipe.seconds, forward_seconds))
 
 
-def with_median_times(profile: Profile, timings: Sequence[Sequence[Times]]) -> Profile:
+def with_median_times(
+    profile: Profile, timings: Sequence[Sequence[Times]], plan: Plan
+) -> Profile:
     """The profile with the median times of timed iterations.
 
     Args:
         profile: Of the iterations.
         timings: Per iteration, the times of its operations.
+        plan: That they have followed.
     """
     medians = [
         Times(*map(statistics.median, zip(*times, strict=True)))
         for times in zip(*timings, strict=True)
     ]
+    if all(op.phase is not Phase.ALL_REDUCE for op in profile.operations):
+        medians = _with_rare_times(medians, timings)
+    maps, nbytes = _count_moves(profile, plan)
+    move_cost = _find_move_cost(profile.move_cost, medians, maps, nbytes)
     operations = tuple(
         dataclasses.replace(
             op,
             device_seconds=median.device_seconds,
             host_seconds=median.host_seconds,
+            # Drops alone are no moves of maps that come back.
+            session_seconds=median.session_seconds + median.move_seconds * (not moved),
         )
-        for op, median in zip(profile.operations, medians, strict=True)
+        for op, median, moved in zip(profile.operations, medians, maps, strict=True)
     )
     totals = [sum(t.device_seconds + t.replay_seconds for t in row) for row in timings]
     replays = sum(median.replay_seconds for median in medians)
     operations = _with_waiting(operations, statistics.median(totals) - replays)
-    recipes = _with_replay_times(profile.recipes, timings)
-    return dataclasses.replace(profile, operations=operations, recipes=recipes)
+    recipes = _with_replay_times(profile.recipes, timings, move_cost.seconds_per_map)
+    return dataclasses.replace(
+        profile, operations=operations, recipes=recipes, move_cost=move_cost
+    )
+
+
+def _with_rare_times(
+    medians: list[Times], timings: Sequence[Sequence[Times]]
+) -> list[Times]:
+    """The medians, so that they take what the least disturbed iteration has taken.
+
+    The update aside. What comes now in one operation and now in another, as the
+    collection of garbage, is in no median; what disturbs all of them is in each. What
+    is late in an iteration with an all-reduce is that one's, and a GPU's times stay.
+    """
+    issued = any(median.host_seconds > 0 for median in medians)
+    before = _sum_own(medians)
+    if issued or before <= 0:
+        return medians
+    ratio = min(map(_sum_own, timings)) / before
+    if abs(ratio - 1) < LEAST_RARE:
+        return medians
+    scaled = [
+        Times(*(ratio * one for one in median))._replace(
+            replay_seconds=median.replay_seconds
+        )
+        for median in medians[:-1]
+    ]
+    return [*scaled, medians[-1]]
+
+
+def _sum_own(times: Sequence[Times]) -> float:
+    """Seconds of operations and hooks before the update, without replays."""
+    return sum(sum(one) - one.replay_seconds for one in times[:-1])
+
+
+def _count_moves(profile: Profile, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) maps that a plan moves before each operation, and their bytes.
+
+    Each counts as a quarter where it begins to leave, has left, begins to come back,
+    and is needed.
+    """
+    maps, nbytes = np.zeros((2, len(profile.operations) + 1))
+    for entry in plan.maps:
+        if entry.action is Action.SWAP:
+            for before in (
+                entry.swap_out_before,
+                entry.release_before,
+                entry.swap_in_before,
+                entry.needed_before,
+            ):
+                maps[before] += 0.25
+                nbytes[before] += 0.25 * profile.storages[entry.storage].nbytes
+    return maps[:-1], nbytes[:-1]
+
+
+LEAST_RARE = 1e-3  # of the time of an iteration; less is rounding
+FEW_MAPS = 3  # moves of fewer tell nothing of others
+
+
+def _find_move_cost(
+    known: MoveCost, medians: Sequence[Times], maps: np.ndarray, nbytes: np.ndarray
+) -> MoveCost:
+    """What a map costs that is moved; altogether, as much as has been measured."""
+    seconds = np.array([median.move_seconds for median in medians]) * (maps > 0)
+    if maps.sum() < FEW_MAPS or not seconds.any():
+        return known
+    found, _ = nnls(np.stack([maps, nbytes], axis=1), seconds)
+    expected = found[0] * maps.sum() + found[1] * nbytes.sum()
+    ratio = seconds.sum() / expected if expected > 0 else 0.0
+    return MoveCost(float(found[0] * ratio), float(found[1] * ratio))
 
 
 def _with_replay_times(
-    recipes: tuple[Recipe, ...], timings: Sequence[Sequence[Times]]
+    recipes: tuple[Recipe, ...],
+    timings: Sequence[Sequence[Times]],
+    move_seconds: float,
 ) -> tuple[Recipe, ...]:
     """The recipes with the median times of their replays, where all have run.
 
     The others take longer or shorter in the same ratio, where it is that of a time
-    long enough to tell.
+    long enough to tell. What the move of a map costs is no part of them.
     """
     found = {
         recipe.operation: [times[recipe.operation].replay_seconds for times in timings]
         for recipe in recipes
     }
-    medians = {k: statistics.median(taken) for k, taken in found.items() if all(taken)}
+    medians = {
+        k: max(statistics.median(taken) - move_seconds, 0.0)
+        for k, taken in found.items()
+        if all(taken)
+    }
     expected = sum(recipe.seconds for recipe in recipes if recipe.operation in medians)
     ratio = 1.0
     if expected >= SHORT_SECONDS:

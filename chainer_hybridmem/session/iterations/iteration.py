@@ -88,7 +88,7 @@ class Iteration:
             when its guide was recorded.
         plain_bytes (int): What plain Chainer would have held when it began.
         older_bytes (int): Of these, maps of older graphs that were away.
-        late_bytes (int): Of these, what has lived on until backward.
+        dead_bytes (int): Of these, maps of older graphs that have died before backward.
         older_waits (bool): Whether an older graph had a backward still to come then.
         categories (dict): What the model's allocations held when it began, by
             allocation id.
@@ -103,11 +103,14 @@ class Iteration:
 
     __slots__ = (
         '__weakref__',
-        '_away',
         '_end_seconds',
+        '_end_spent',
+        '_older',
         '_start_seconds',
+        '_start_spent',
         'backward_seen',
         'categories',
+        'dead_bytes',
         'depth',
         'evaluates',
         'fingerprint',
@@ -116,7 +119,6 @@ class Iteration:
         'knows',
         'labels',
         'last',
-        'late_bytes',
         'named',
         'older_bytes',
         'older_waits',
@@ -138,15 +140,16 @@ class Iteration:
         self.backward_seen = False
         self.short = self.wary = False
         self.foreign_bytes = 0
-        self.plain_bytes = self.older_bytes = self.late_bytes = 0
-        self._away: list[weakref.ref[LiveMap]] = []
+        self.plain_bytes = self.older_bytes = self.dead_bytes = 0
+        self._older: list[tuple[int, weakref.ref[LiveMap]]] = []
         self.older_waits = False
         self.categories: Mapping[int, Category] = {}
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
         self.knows = self.evaluates = False
-        self._start_seconds = 0.0
+        self._start_seconds = self._start_spent = 0.0
         self._end_seconds: float | None = None
+        self._end_spent = 0.0
 
     # -- beginning and end ----------------------------------------------------
     def follow(self, guide: Guide | None) -> None:
@@ -165,10 +168,10 @@ class Iteration:
         """The program holds so much more than its guide's profile knows."""
         self.foreign_bytes = nbytes
 
-    def note_older(self, used_bytes: int, away: Sequence[LiveMap]) -> None:
+    def note_older(self, used_bytes: int, older: Sequence[LiveMap]) -> None:
         """What is there, and what of older graphs would be in plain Chainer."""
-        self._away = [weakref.ref(live) for live in away]
-        self.older_bytes = sum(live.nbytes for live in away)
+        self._older = [(live.nbytes, weakref.ref(live)) for live in older]
+        self.older_bytes = sum(live.nbytes for live in older if live.is_away)
         self.plain_bytes = used_bytes + self.older_bytes
 
     def note_waiting(self, older_waits: bool) -> None:
@@ -185,13 +188,19 @@ class Iteration:
         self.quiet, self.wary = quiet, wary
         self.fingerprint = 0 if quiet else None
         self.started = True
-        self._start_seconds = timing.now()
+        self._start_seconds, self._start_spent = timing.now(), timing.spent()
 
     @property
     def seconds(self) -> float:
         """Since its start, until now or an evaluation."""
         end = timing.now() if self._end_seconds is None else self._end_seconds
         return end - self._start_seconds
+
+    @property
+    def spent_seconds(self) -> float:
+        """That the program's thread has computed since then."""
+        end = timing.spent() if self._end_seconds is None else self._end_spent
+        return end - self._start_spent
 
     def note_evaluation(self, issued: bool) -> None:
         """The program evaluates.
@@ -202,7 +211,7 @@ class Iteration:
         """
         self.evaluates = True
         if self._end_seconds is None and self.is_complete and not issued:
-            self._end_seconds = timing.now()
+            self._end_seconds, self._end_spent = timing.now(), timing.spent()
 
     @property
     def is_in_forward(self) -> bool:
@@ -233,18 +242,20 @@ class Iteration:
         """A backward function is about to run; returns its number."""
         self.depth += 1
         self.backward_seen = True
-        if self._away:
-            self._count_late()
+        if self._older:
+            self._count_dead()
         k = self.position
         self.position = k + 1
         return k
 
-    def _count_late(self) -> None:
+    def _count_dead(self) -> None:
         """Programs mostly give the last graph up between forward and backward."""
-        found = [reference() for reference in self._away]
-        self._away = []
-        self.late_bytes = sum(
-            live.nbytes for live in found if live is not None and live.slots.are_alive()
+        older, self._older = self._older, []
+        found = [(nbytes, reference()) for nbytes, reference in older]
+        self.dead_bytes = sum(
+            nbytes
+            for nbytes, live in found
+            if live is None or not live.slots.are_alive()
         )
 
     def end_backward(self) -> int:

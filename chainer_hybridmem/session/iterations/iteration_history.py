@@ -214,6 +214,7 @@ class IterationHistory:
     def add(
         self,
         seconds: float,
+        spent_seconds: float,
         counters: Counters,
         plan: Plan | None,
         guided: bool,
@@ -226,6 +227,7 @@ class IterationHistory:
 
         Args:
             seconds: It took.
+            spent_seconds: Of these, the program's thread has computed.
             counters: What it has moved.
             plan: What it may have followed.
             guided: Whether it has followed it.
@@ -240,6 +242,7 @@ class IterationHistory:
         before, self._placed_before = self._placed_before, placed
         if self._is_draft:
             before, self._is_draft = placed, False
+        stalled = device.copies.take_stall_seconds()
         entry = {
             'guided': float(guided),
             'verified': float(verified),
@@ -248,7 +251,8 @@ class IterationHistory:
             'disk_bytes': device.copies.disk_bytes,
             'plan': plan,
             'seconds': seconds,
-            'stall_seconds': device.copies.take_stall_seconds(),
+            'stall_seconds': stalled,
+            'busy_seconds': min(seconds, spent_seconds + stalled),
             'peak_bytes': device.memory.peak_bytes,
             'swapped_bytes': counters.swapped_out_bytes + counters.swapped_in_bytes,
             'recomputed_bytes': counters.recomputed_bytes,

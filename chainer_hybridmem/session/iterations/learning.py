@@ -11,7 +11,7 @@ from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile, Slot
-from chainer_hybridmem.session.guides.forecast import Forecast, forecast
+from chainer_hybridmem.session.guides.forecast import forecast
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.iterations.iteration import Following, Iteration
@@ -129,12 +129,14 @@ class Learning:
         """
         guide = iteration.following.guide
         guided = guide is not None and guide.stage is Stage.GUIDED
+        issued = self._device.clock.asynchronous
         self._history.note_shortage(iteration.short)
         problem = None if guide is None else guide.problem
         if problem is not None or self._instruments.recorder is None:
             self._note_plain_peak(iteration, problem)
         entry = self._history.add(
             seconds,
+            seconds if issued else iteration.spent_seconds,
             self._executor.counters,
             None if guide is None else guide.plan,
             guided,
@@ -153,7 +155,7 @@ class Learning:
     def _note_plain_peak(self, iteration: Iteration, problem: Problem | None) -> None:
         """What plain Chainer would have needed beside graphs of older iterations."""
         begun = iteration.plain_bytes, iteration.older_bytes
-        dead_bytes = iteration.older_bytes - iteration.late_bytes
+        dead_bytes = iteration.dead_bytes
         plain = kept = None
         if problem is not None:
             in_core, initial = problem.in_core, problem.profile.initial_bytes
@@ -352,16 +354,11 @@ class Learning:
         ways = dict(self._splitter.used)
         guide = Guide(iteration.following.operations, spent, ways)
         outside_limit(guide.learn, draft)
-        guide.expect(outside_limit(self._foresee, draft))
+        limit_bytes = self._options.limit_bytes
+        guide.expect(outside_limit(forecast, draft, limit_bytes))
         self._guidebook.add(guide)
         iteration.following.know(guide)
         return guide
-
-    def _foresee(self, draft: Profile) -> Forecast | None:
-        """What iterations like one without a plan need, if they may not fit."""
-        options = self._options
-        crossing = bool(options.cross_iteration)
-        return forecast(draft, options.limit_bytes, crossing, bool(options.splitting))
 
     def _plan_recorded(self, guide: Guide, written: set[Slot]) -> None:
         """Makes a guide's first plan once enough is recorded."""

@@ -453,8 +453,8 @@ class Loop(chainer.FunctionHook):
             key: Of its first operation.
 
         Raises:
-            OutOfMemoryError: If it surely cannot end, or the last one went beyond the
-                limit, with a limit that does.
+            OutOfMemoryError: If the last ones went beyond the limit, with a limit that
+                does.
             SessionError: If replays of earlier iterations have made something else.
         """
         self._ledger.begin(iteration)
@@ -478,8 +478,8 @@ class Loop(chainer.FunctionHook):
         executor.begin(None, {})
         wary = not executor.maps.all_present
         if wary:
-            away = executor.maps.find_away()
-            iteration.note_older(self._device.memory.used_bytes, away)
+            older = executor.maps.find_living()
+            iteration.note_older(self._device.memory.used_bytes, older)
         self._splitter.begin(None)
         self._replays.begin(passive=True)
         self._device.memory.forget_failure()
@@ -491,11 +491,10 @@ class Loop(chainer.FunctionHook):
         self, iteration: Iteration, guide: Guide | None, key: OperationKey
     ) -> None:
         """Begins an iteration whose feature maps are known one by one."""
-        self._refuse(guide)
         iteration.note_memory(self._arrays.protect_from(self._executor))
         self._executor.know_older(self._ledger.older)
-        away = self._executor.maps.find_away()
-        iteration.note_older(self._device.memory.used_bytes, away)
+        older = self._executor.maps.find_living()
+        iteration.note_older(self._device.memory.used_bytes, older)
         self._host_share.give_to(guide)
         may_switch = not self._guidebook.begins_alone(key)
         if guide is None:
@@ -530,29 +529,15 @@ class Loop(chainer.FunctionHook):
         self._splitter.begin(guide.ways)
 
     def _count_foreign(self, guide: Guide) -> int:
-        """What the program holds beyond what it held in the guide's profile."""
-        if guide.problem is None:
+        """What the program holds beyond what it held in the guide's recording."""
+        if guide.problem is not None:
+            initial_bytes = guide.problem.profile.initial_bytes
+        elif guide.forecast is not None:
+            initial_bytes = guide.forecast.initial_bytes
+        else:
             return 0
         held_bytes = self._device.memory.used_bytes - self._executor.maps.older_bytes
-        return max(0, held_bytes - guide.problem.profile.initial_bytes)
-
-    def _refuse(self, guide: Guide | None) -> None:
-        """An iteration that surely cannot end does not begin.
-
-        Raises:
-            OutOfMemoryError: With a limit that does.
-        """
-        if guide is None or guide.forecast is None or not guide.trial:
-            return
-        if self._overrun.is_under_way:  # this one tells more
-            return
-        used = self._device.memory.used_bytes - self._executor.maps.older_bytes
-        options = self._options
-        host_limited = options.host_limit_bytes is not None
-        held = self._executor.maps.held_bytes
-        error = guide.forecast.refusal(options.limit_bytes, used, host_limited, held)
-        if error is not None:
-            raise error
+        return max(0, held_bytes - initial_bytes)
 
     # -- another guide ---------------------------------------------------------
     def _redirect(self, iteration: Iteration, k: int) -> None:

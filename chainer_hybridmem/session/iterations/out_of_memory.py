@@ -23,7 +23,7 @@ from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.setting.runtime import Runtime
-from chainer_hybridmem.units import format_bytes
+from chainer_hybridmem.units import format_apart, format_bytes
 
 _FUNCTION = chainer.FunctionNode.apply.__code__
 _UPDATES = (
@@ -231,14 +231,13 @@ class OutOfMemoryExplainer:
         crossing = pieces = ''
         missing = used + requested - limit_bytes
         if missing <= 0:
-            pieces = '; what is free lies in pieces'
+            pieces = ' What is free lies in pieces.'
         elif moment.in_operation and not options.cross_iteration:
             crossing = crossing_hint(self._model, device, missing)
         return Refusal(
-            f'{format_bytes(requested)} ({requested} bytes) asked for {moment.text} '
-            f'do not fit: {used} of {limit_bytes} bytes are in use'
-            f'{self._describe_resident()}{pieces}, and nothing more can be swapped'
-            f'{why}',
+            f'{format_bytes(requested)} asked for {moment.text} do not fit: '
+            f'{" of ".join(format_apart(used, limit_bytes))} are in use, and nothing '
+            f'more can be swapped{why}.{pieces}{self._describe_resident()}',
             f'{self._runtime.splitter.hint}{crossing}',
             requested,
             used,
@@ -265,8 +264,8 @@ class OutOfMemoryExplainer:
         else:
             recording = self.hint_at_recording(iteration)
         return OutOfMemoryError(
-            f'{refusal.text}. This allocation needs a limit of at least {least} '
-            f'bytes{later}; raise memory_limit or lower the batch '
+            f'{refusal.text} This allocation needs a limit of at least {least} '
+            f'bytes{later}. Raise memory_limit or lower the batch '
             f'size{refusal.hints}{recording}.',
             requested,
             limit_bytes,
@@ -351,7 +350,7 @@ class OutOfMemoryExplainer:
             ),
         )
         told = [f'{format_bytes(n)} {what}' for n, what in parts if n > 0]
-        return f' ({"; ".join(told)})' if told else ''
+        return f' In use are {", ".join(told)}.' if told else ''
 
 
 def crossing_hint(model: chainer.Link, device: Device, missing_bytes: int) -> str:

@@ -52,6 +52,7 @@ from chainer_hybridmem.units import format_bytes, format_count
 UPDATES = 2  # of each parameter; a step that has all its states lies between them
 FEWEST_ITERATIONS = 2  # beyond the limit, also where nothing is updated
 MOST_ITERATIONS = 64  # where something waits for its update
+SMALL_BYTES = 4096  # of small arrays that a program makes later, whatever it needs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +82,11 @@ class Needs:
 
     @property
     def named_bytes(self) -> int:
-        """See [limits that are named]."""
-        return with_spare(self.enough_bytes, self.in_core_bytes)
+        """See [limits that are named]; beyond what plain Chainer needs, none is."""
+        named = with_spare(self.enough_bytes, self.in_core_bytes)
+        if self.plain_bytes is None:
+            return named
+        return max(self.enough_bytes + SMALL_BYTES, min(named, self.plain_bytes))
 
     def __str__(self) -> str:
         beside = []
@@ -113,8 +117,9 @@ class Overrun:
     Attributes:
         needs (Needs or None): What has been found out; None before that.
         told (str): The error that has been raised for it; empty before that.
-        raise_limit (callable or None): Gets the limit that does, in place of an error;
-            the session is left before the next function.
+        raise_limit (callable or None): Gets what iterations need, and tells whether
+            another limit takes the place of an error; the session is left before the
+            next function then.
     """
 
     def __init__(
@@ -138,9 +143,12 @@ class Overrun:
         self._updates: dict[int, int] = {}  # of each parameter, when it was refused
         self._kinds: collections.Counter[tuple[int, int]] = collections.Counter()
         self._guides: dict[tuple[int, int], Guide | None] = {}  # by kind
+        self._foreign_bytes: collections.Counter[tuple[int, int]] = (
+            collections.Counter()
+        )  # that the program holds beyond what their recordings know, at most
         self._concluded = False
         self.told = ''
-        self.raise_limit: Callable[[int], None] | None = None
+        self.raise_limit: Callable[[Needs], bool] | None = None
         self.needs: Needs | None = None
 
     @property
@@ -199,6 +207,8 @@ class Overrun:
         kind = iteration.find_fingerprint(), iteration.position
         self._kinds[kind] += 1
         self._guides[kind] = iteration.following.guide
+        foreign_bytes = max(self._foreign_bytes[kind], iteration.foreign_bytes)
+        self._foreign_bytes[kind] = foreign_bytes
         self.needs = outside_limit(self._find_needs)
 
     @property
@@ -225,27 +235,28 @@ class Overrun:
             return
         if not (self._has_seen_step or self._iterations >= MOST_ITERATIONS):
             return
-        self.needs = outside_limit(self._find_needs)  # updates have needed more
-        if self.raise_limit is not None:
-            self._concluded = True
-            self.raise_limit(self.needs.named_bytes)
-            return
         error = self.take_error()
-        assert error is not None
-        raise error
+        if error is not None:
+            raise error
 
     def take_error(self) -> OutOfMemoryError | None:
-        """The error for what went beyond the limit, once; the limit holds again."""
+        """The error for what went beyond the limit, once; the limit holds again.
+
+        None if nothing did, or if another limit takes its place.
+        """
         refusal = self._refusal
         if refusal is None or self._concluded:
             return None
+        self.needs = outside_limit(self._find_needs)  # updates have needed more
+        if self.raise_limit is not None and self.raise_limit(self.needs):
+            self._concluded = True  # beyond the limit until the session is left
+            return None
         self._memory.restore_limit()
-        self.needs = outside_limit(self._find_needs)
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         self._concluded = True
         self.told = (
-            f'{refusal.text}. Training went on beyond the limit to find out what does: '
-            f'{self.needs}; raise memory_limit or lower the batch '
+            f'{refusal.text} Training went on beyond the limit to find out what does: '
+            f'{self.needs}. Raise memory_limit or lower the batch '
             f'size{refusal.hints}{hint}.'
         )
         return OutOfMemoryError(
@@ -262,7 +273,10 @@ class Overrun:
         if not whole:
             grown_bytes = max(0, self._arrays.kept_bytes - self._model_bytes)
             seen += grown_bytes + self._explainer.find_coming_bytes()
-        found = [_find_plan_needs(guide) for guide in self._guides.values()]
+        found = [
+            _find_plan_needs(guide, self._foreign_bytes[kind])
+            for kind, guide in self._guides.items()
+        ]
         known = [needs for needs in found if needs is not None]
         count = self._iterations
         if not known or len(known) < len(found):
@@ -278,7 +292,8 @@ class Overrun:
         )
         if needs.in_core_bytes < self._counted_bytes:
             # Other iterations than the guides' need more, or the program holds more.
-            return Needs(needs.enough_bytes, count, complete=needs.complete)
+            enough = needs.enough_bytes if self._options.plans_anyway else seen
+            return Needs(enough, count, complete=needs.complete)
         if not self._options.plans_anyway:  # what no plan fits runs without one
             enough = max(seen, needs.plan_bytes or 0)
             return dataclasses.replace(needs, enough_bytes=enough)
@@ -288,13 +303,18 @@ class Overrun:
         return dataclasses.replace(needs, enough_bytes=enough)
 
 
-def _find_plan_needs(guide: Guide | None) -> Needs | None:
-    """What plans for a guide's iterations need; None if nothing tells that."""
+def _find_plan_needs(guide: Guide | None, foreign_bytes: int) -> Needs | None:
+    """What plans for a guide's iterations need; None if nothing tells that.
+
+    Args:
+        guide: Of iterations that have been seen.
+        foreign_bytes: What the program holds beyond what its recording knows.
+    """
     if guide is None:
         return None
     if guide.problem is not None:
         least, _ = least_memory(guide.problem)
-        least += guide.foreign.nbytes
+        least += max(guide.foreign.nbytes, foreign_bytes)
         in_core = guide.problem.in_core
         plain, kept = in_core.plain_peak_bytes, in_core.peak_bytes
         return Needs(least, 1, least, plain, kept)
@@ -302,7 +322,8 @@ def _find_plan_needs(guide: Guide | None) -> Needs | None:
     if found is None:
         return None
     plain, kept = found.plain_bytes, found.kept_bytes
-    return Needs(found.enough_bytes, 1, found.plan_bytes, plain, kept)
+    enough, least = found.enough_bytes + foreign_bytes, found.plan_bytes + foreign_bytes
+    return Needs(enough, 1, least, plain, kept)
 
 
 def _callers() -> list[types.FrameType]:

@@ -8,7 +8,11 @@ from chainer_hybridmem.execution.verifier import Verdict, Verification, Verifier
 from chainer_hybridmem.pools.arena import Arena
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.recording.stopwatch import Lateness, Stopwatch
+from chainer_hybridmem.recording.stopwatch import (
+    Lateness,
+    Stopwatch,
+    measure_hook,
+)
 from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
@@ -109,9 +113,10 @@ class Instruments:
 
     def time(self) -> None:
         """Times the iteration's operations."""
-        self.stopwatch, self.active = Stopwatch(self._device), True
-        if self.stopwatch.observes:
-            self._executor.observers.add(self.stopwatch)
+        own_seconds = measure_hook(self._device)
+        self.stopwatch = Stopwatch(self._device, own_seconds)
+        self.active = True
+        self._executor.observers.add(self.stopwatch)
         self.stopwatch.enter()
 
     def request_trace(self) -> None:

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from chainer_hybridmem import timing
+from chainer_hybridmem.jit import clock
 
 Arguments = ParamSpec('Arguments')
 Result = TypeVar('Result')
@@ -47,14 +47,14 @@ class PlanningTime:
     def counted(self) -> Iterator[None]:
         """Counts what happens inside; may be nested."""
         if not self._depth:
-            self._started = timing.now()
+            self._started = clock()
         self._depth += 1
         try:
             yield
         finally:
             self._depth -= 1
             if not self._depth:
-                self._seconds += timing.now() - self._started
+                self._seconds += clock() - self._started
 
     def add(self, seconds: float) -> None:
         """Counts seconds that were spent elsewhere."""
@@ -63,7 +63,7 @@ class PlanningTime:
     @property
     def seconds(self) -> float:
         """All seconds so far."""
-        running = timing.now() - self._started if self._depth else 0.0
+        running = clock() - self._started if self._depth else 0.0
         return self._seconds + running
 
     def tell(self) -> float:

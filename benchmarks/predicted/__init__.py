@@ -1,0 +1,1 @@
+"""Programs whose time under ``hybridmem run`` is held against its prediction."""
