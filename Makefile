@@ -1,6 +1,7 @@
 # make venv    .venv with the package, its tools and, beside a GPU, CuPy; then what works here,
 #              unless DOCTOR=later: make doctor
-# make train   trains ResNet-50 on photographs in half the memory it needs; options in TRAIN_ARGS
+# make train   trains ResNet-50 on photographs, plain and in half the memory it needs: three
+#              minutes; options in TRAIN_ARGS
 # make test    lint, then the tests, with and without a GPU (on an emulated one, where it can be
 #              built); options for pytest in PYTEST_ARGS, number of processes in TEST_JOBS;
 #              CHECKED=yes where lint and site have just been made
@@ -13,6 +14,7 @@
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter)
 # make changelog   moves the news of docs/news into CHANGELOG.md
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
+# make figures  the same, with what commands predict in them, and the README's picture: minutes
 # make site    builds the documentation site in .site/html, without a warning
 # make release-check  builds sdist and wheel, checks them, and tries the wheel in empty
 #              environments of RELEASE_PYTHONS, outside of the source tree
@@ -82,11 +84,11 @@ SITE := .site
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test quick test-all test-cuda cuda-emulator gpu-wheels lint changelog docs \
-	site fuzz venv doctor clean release-check try-cuda-emulator
+	figures site fuzz venv doctor clean release-check try-cuda-emulator
 .DELETE_ON_ERROR:
 
 train: venv
-	$(BIN)/python examples/imagenet/train.py --demo $(TRAIN_ARGS)
+	$(BIN)/python examples/imagenet/demo.py $(TRAIN_ARGS)
 
 test: $(if $(CHECKED),venv,lint site)
 	$(ONE_THREAD) $(PYTEST) $(PYTEST_ARGS)
@@ -146,6 +148,10 @@ docs: venv
 	$(BIN)/python -m benchmarks render
 	$(BIN)/python docs/make_reference.py
 	$(MAKE) --no-print-directory site
+
+figures: venv
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python docs/make_console.py
+	$(MAKE) --no-print-directory docs
 
 site: venv
 	$(BIN)/sphinx-build -W --keep-going -q -E -c docs . $(SITE)/html

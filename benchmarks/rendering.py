@@ -33,7 +33,7 @@ README = ROOT / 'README.md'
 PAGE = ROOT / 'docs' / 'results.md'
 TABLES = RESULTS  # folder of the tables in full
 GALLERY = ROOT / 'docs' / 'guide' / 'gallery.md'
-CHOICE = ROOT / 'docs' / 'guide' / 'which_planner.md'
+CHOICE = RESULTS / 'which_planner.md'
 PACKAGES = ROOT / 'docs' / 'guide' / 'packages.md'
 TABLES_FOLDER, GUIDE_FOLDER = 'benchmarks/results', 'docs/guide'
 COLUMNS = 100
@@ -134,7 +134,7 @@ def render_gallery() -> str:
 def render_choice() -> str:
     """Returns the page that says which planner to take, for the comparison as it is."""
     body = read('rivals_compare')
-    return _page(choice.page(body), 'rivals_compare', body)
+    return _page(choice.page(body), 'rivals_compare', body, TABLES_FOLDER)
 
 
 def render_packages() -> str:
@@ -143,8 +143,10 @@ def render_packages() -> str:
     return _page(packages.page(body), 'packages', body)
 
 
-def _page(parts: list[str], name: str, body: dict[str, Any]) -> str:
-    source = _moved(source_line(name, body), GUIDE_FOLDER)
+def _page(
+    parts: list[str], name: str, body: dict[str, Any], folder: str = GUIDE_FOLDER
+) -> str:
+    source = _moved(source_line(name, body), folder)
     blocks = [p if p.startswith(('#', '|', '!', '```')) else _wrapped(p) for p in parts]
     return '\n\n'.join([*blocks, _wrapped(source)]) + '\n'
 

@@ -1,8 +1,10 @@
-"""Writes what the commands of console blocks print into the pages that show it.
+"""Writes what commands print into the pages that show it, and draws their picture.
 
+    python docs/make_console.py                      # all pages, and the picture
     python docs/make_console.py docs/guide/estimate.md ...    # minutes for each page
 
-A figure of README, guide or reference is in a block that a test runs and compares
+The picture shows the plan that ``hybridmem estimate`` of the README predicts. A figure
+of README, guide or reference is in a block that a test runs and compares
 (``tests/documents_tests/test_document_examples.py``), or is rendered from a result
 file (``python -m benchmarks render``). Lines with ``...`` stay as they are.
 """
@@ -18,18 +20,30 @@ import tempfile
 BLOCK = re.compile(r'(^```console[^\n]*\n)(.*?)(^```$)', re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r'^\$ ((?:[^\n]*\\\n)*[^\n]*\n)', re.MULTILINE)
 ANY = '...'
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PICTURE = ROOT / 'docs' / 'pictures' / 'resnet50.png'
+DRAWN = """\
+hybridmem estimate --arch resnet50 --batchsize 640 --gpu v100-16gb-pcie3 -o p.json
+hybridmem plan p.json --memory-limit 16GB -o plan.json
+hybridmem show p.json plan.json -o {}
+"""
 
 
 def main(names: list[str]) -> int:
-    """Rewrites the blocks of some pages; returns the exit status."""
-    if not names:
-        print(__doc__)
-        return 2
-    for page in map(pathlib.Path, names):
+    """Rewrites the blocks of some pages, or all figures; returns the exit status."""
+    for page in map(pathlib.Path, names or _find_pages()):
         text = page.read_text()
         with tempfile.TemporaryDirectory() as folder:
             page.write_text(BLOCK.sub(lambda found: _rewrite(found, folder), text))
+    if not names:
+        with tempfile.TemporaryDirectory() as folder:
+            _run(DRAWN.format(PICTURE), folder)
     return 0
+
+
+def _find_pages() -> list[pathlib.Path]:
+    pages = [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
+    return [page for page in pages if BLOCK.search(page.read_text())]
 
 
 def _rewrite(found: re.Match[str], folder: str) -> str:

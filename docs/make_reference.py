@@ -198,9 +198,12 @@ def _commands() -> Iterator[str]:
             if paragraph.strip():
                 yield _wrapped(_linked(paragraph))
         told = list(_flags(sub))
-        own = '\n'.join(flag for _, flag in told if flag not in shared)
-        if own:
-            yield own
+        for title, flags in _groups(sub):
+            own = '\n'.join(flag for _, flag in flags if flag not in shared)
+            if own and title is not None:
+                yield f'*{title[:1].upper()}{title[1:]}:*'
+            if own:
+                yield own
         also = ', '.join(f'`{name}`' for name, flag in told if flag in shared)
         if also:
             yield _wrapped(f'[Also](#flags-of-several-commands): {also}.')
@@ -233,9 +236,20 @@ def _shared_flags(parsers: Iterable[argparse.ArgumentParser]) -> list[str]:
     ]
 
 
-def _flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    """Returns name and line of each flag."""
-    for action in parser._actions:
+def _groups(
+    parser: argparse.ArgumentParser,
+) -> Iterator[tuple[str | None, list[tuple[str, str]]]]:
+    """Returns flags by headings of ``--help``; what is usual comes first, without."""
+    usual = parser._positionals, parser._optionals
+    yield None, [flag for group in usual for flag in _flags(group)]
+    for group in parser._action_groups:
+        if group not in usual:
+            yield group.title, list(_flags(group))
+
+
+def _flags(container: Any) -> Iterator[tuple[str, str]]:
+    """Returns name and line of each flag of a parser, or of a group of its flags."""
+    for action in getattr(container, '_group_actions', container._actions):
         if isinstance(action, argparse._HelpAction):
             continue
         words = _spelled(action)

@@ -18,8 +18,8 @@ HEAD = (
     'This page shows when another one is as good, and what a restriction costs.',
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
     'The simulator predicts the times, for [every planner on every shipped profile]'
-    '(../../benchmarks/results/tables_planning.md#every-planner-on-every-shipped-profile'
-    ') ([for your own network](choosing.md#what-a-limit-costs)).',
+    '(tables_planning.md#every-planner-on-every-shipped-profile) ([for your own '
+    'network](../../docs/guide/choosing.md#what-a-limit-costs)).',
 )
 
 
@@ -47,8 +47,7 @@ def page(body: Body) -> list[str]:
         'Near the in-core peak nearly every planner is free, because copies hide '
         'behind computing. Near the least memory the kinds part: swapping alone waits '
         'for the link, recomputing alone does not fit everywhere.',
-        '[For each network](../../benchmarks/results/'
-        'tables_planning.md#plans-of-each-shipped-profile).',
+        '[For each network](tables_planning.md#plans-of-each-shipped-profile).',
     ]
 
 

@@ -88,11 +88,12 @@ def readme(body: Body) -> str:
     rows, longer = _rows(body), _rows(body, LONGER)
     spent = max(row['cpu_seconds'] for row in rows)
     return (
-        "[Checkmate's networks](docs/guide/arena.md), without swaps, at their least "
-        f'limits. Gurobi took up to a day, `hybrid` at most {spent:.1f} s. It is as '
-        f'good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and better '
-        f'on {_count(rows, 1 - LEVEL)}; given 50 s, on {_count(longer, 1 + LEVEL)} and '
-        f'{_count(longer, 1 - LEVEL)}.\n\n{least_limits(body)}'
+        "[Checkmate's networks](docs/reference/arena.md), without swaps, at their "
+        f'least limits. Gurobi took up to a day, `hybrid` at most {spent:.1f} s. It is '
+        f'as good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and '
+        f'better on {_count(rows, 1 - LEVEL)}; given 50 s, on '
+        f'{_count(longer, 1 + LEVEL)} and {_count(longer, 1 - LEVEL)}.'
+        f'\n\n{least_limits(body)}'
     )
 
 

@@ -47,8 +47,9 @@ def page(body: Body) -> list[str]:
     compared = [same for same in equal if same is not None]
     figures = (
         'CPU is that of the last quarter of the updates over plain Chainer. Functions '
-        'of most of these networks take less than a millisecond, which is the dearest '
-        'case. A job is refused where what it needs at once does not fit. '
+        'of most of these networks take less than a millisecond, so that what a '
+        'session adds to each weighs most. A job is refused where what it needs at '
+        'once does not fit. '
         f'{sum(compared)} of {len(compared)} limited runs have the bits of '
         'plain Chainer; programs that draw anew are not counted. [Each job, and why it '
         f'is refused]({FULL}).'

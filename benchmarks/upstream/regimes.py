@@ -147,6 +147,7 @@ class Regime(chainer.FunctionHook):
 
         return ActionTable(
             swap_outs=lists(), releases=lists(), drops=lists(), for_good=set(),
+            unique=set(), unique_bytes=0,
             swap_ins=lists(), needs=lists(), replays=lists(), replayed=_All({-1}),
             busy=_All({-1}), swapped=set(), storage_of=_Numbers(), recipes={},
             crossing={}, update=-1, acting=_All({-1}), tiers={},

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import inspect
 import io
 import os
 import re
@@ -135,7 +136,7 @@ def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         subparser = commands.add_parser(
             command.name,
             help=command.help,
-            description=type(command).__doc__,
+            description=inspect.getdoc(type(command)),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

@@ -32,7 +32,7 @@ class ArenaCommand(base.Command):
     `run [FOLDER ...]` plays what there is: the shipped profiles, and instances whose
     files are in the folders. `fetch FOLDER ...` says which files are there and where
     the others are to be had. `page RESULTS` makes the page of what `run` has saved.
-    Exit status 1 if there is nothing to play. See docs/guide/arena.md.
+    Exit status 1 if there is nothing to play. See docs/reference/arena.md.
     """
 
     name = 'arena'

@@ -207,12 +207,13 @@ SAMPLE_BATCHSIZES = (2, 4)
 PART_SAMPLE_BATCHSIZES = (8, 16)  # enough to see how memory in parts grows
 
 
-def add_network(group: Any, batchsize: bool = True) -> None:
+def add_network(group: Any, batchsize: bool = True, more: Any = None) -> None:
     """Adds the options that say which network to record.
 
     Args:
         group: Group of the parser's arguments.
         batchsize: Whether the batch size is one of them.
+        more: Group of those that are seldom needed, if it is another one.
     """
     from chainer_hybridmem import architectures
 
@@ -223,7 +224,10 @@ def add_network(group: Any, batchsize: bool = True) -> None:
         help=f'{known}, or module:Class of your own',
     )
     if batchsize:
-        group.add_argument('--batchsize', type=positive, metavar='B')
+        group.add_argument(
+            '--batchsize', type=positive, metavar='B', help='examples in a batch'
+        )
+    group = more or group
     group.add_argument(
         '--insize', type=positive, help="picture size; default the architecture's"
     )
@@ -348,7 +352,7 @@ def add_sample_batches(
     )
 
 
-def add_planner(parser: argparse.ArgumentParser) -> None:
+def add_planner(parser: Any) -> None:
     """Adds the name of the planner."""
     parser.add_argument('--planner', metavar='NAME', help='default: that of optimize()')
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
@@ -16,6 +17,7 @@ from chainer_hybridmem.commands import (
 )
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.rows import times_rows
 from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -37,11 +39,11 @@ class BatchCommand(base.Command):
     help = 'find the largest batch that fits, in-core and planned'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        network = parser.add_argument_group('network')
-        arguments.add_network(network, batchsize=False)
-        estimating.add_device(parser.add_argument_group('device'), arguments.size)
-        estimating.add_model(parser, in_parts=True)
-        arguments.add_planner(parser)
+        parser.usage = estimating.USAGE.format('')
+        more = estimating.add_plan(parser)
+        arguments.add_network(parser, batchsize=False, more=more)
+        programs.add(parser, batch=True)
+        estimating.add_device(parser, arguments.size)
         parser.add_argument(
             '--min-speed',
             type=arguments.share,
@@ -49,9 +51,6 @@ class BatchCommand(base.Command):
             help='least speed, such as 80%%: images per second over those of the same '
             'batch without a limit; default: any',
         )
-        arguments.add_cross_iteration(parser)
-        arguments.add_splitting(parser)
-        arguments.add_rules(parser)
         parser.add_argument(
             '-o', '--output', metavar='FILE', help='where to save the plan'
         )
@@ -59,7 +58,7 @@ class BatchCommand(base.Command):
             '--profile', metavar='FILE', help='where to save what the plan is for'
         )
         arguments.add_json(parser)
-        programs.add(parser, batch=True)
+        estimating.add_model(parser, in_parts=True)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import MOST_PICTURES
@@ -117,7 +116,7 @@ class BatchCommand(base.Command):
         else:
             title = program.title
         title = f'{title} on {device["name"]}'
-        text = f'{title}\n\n{describe(found)}'
+        text = f'{title}\n\n{describe(found, times_rows(device))}'
         if host_limit_bytes is not None:
             text += f'\n\n{estimating.ONE_RAM}'
         outputs.publish(text, figures, args.json)
@@ -156,11 +155,17 @@ def _refusal(refusal: Refusal | None) -> dict[str, Any] | None:
     return None if refusal is None else dataclasses.asdict(refusal)
 
 
-def describe(found: LargestBatch) -> str:
-    """The answer and its certificate, for people."""
+def describe(found: LargestBatch, times: Sequence[tuple[str, str]] = ()) -> str:
+    """The answer and its certificate, for people.
+
+    Args:
+        found: The answer.
+        times: Rows that say where the times are from.
+    """
     wanted = [('memory limit', format_bytes(found.limit_bytes))]
     if found.min_speed is not None:
         wanted.append(('least speed', f'{found.min_speed:.0%} of that without limit'))
+    wanted += times
     rows = [
         _row('in-core', found.in_core, found.in_core_refusal),
         _row(found.planner, found.planned, found.refusal),

@@ -20,6 +20,7 @@ from chainer_hybridmem.reporting.comparison import (
     summary,
     sweep,
 )
+from chainer_hybridmem.reporting.rows import times_rows
 from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -167,6 +168,12 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         return printable(f'{self.path}: {self.limit.describe(self.problem)}')
+
+    @property
+    def head(self) -> str:
+        """What stands above its table."""
+        told = times_rows(self.problem.profile.device)
+        return '\n'.join([str(self), *(': '.join(row) for row in told)])
 
 
 def several(text: str) -> int:
@@ -336,7 +343,8 @@ def draw(
 def text(cases: Sequence[Case], found: Sequence[list[dict[str, Any]]]) -> str:
     """A table for each case."""
     return '\n\n'.join(
-        f'{case}\n\n{comparison(rows)}' for case, rows in zip(cases, found, strict=True)
+        f'{case.head}\n\n{comparison(rows)}'
+        for case, rows in zip(cases, found, strict=True)
     )
 
 

@@ -19,7 +19,12 @@ from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.reporting.comparison import PREDICTED, with_reason
-from chainer_hybridmem.reporting.rows import in_core_row, rule_rows, sharing_rows
+from chainer_hybridmem.reporting.rows import (
+    in_core_row,
+    rule_rows,
+    sharing_rows,
+    times_rows,
+)
 from chainer_hybridmem.reporting.tables import (
     UNKNOWN,
     Column,
@@ -58,21 +63,11 @@ class EstimateCommand(base.Command):
     help = 'predict any batch size on any GPU from two tiny iterations'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        arguments.add_network(parser.add_argument_group('network'))
-        device = parser.add_argument_group('device')
-        estimating.add_device(device)
-        node_table.add(parser.add_argument_group('several GPUs'))
-        device.add_argument(
-            '--algorithms',
-            action='store_true',
-            help='choose the algorithm of each convolution, and with it the workspace, '
-            'together with the plan',
-        )
-        estimating.add_model(parser)
-        arguments.add_planner(parser)
-        arguments.add_cross_iteration(parser)
-        arguments.add_splitting(parser)
-        arguments.add_rules(parser)
+        parser.usage = estimating.USAGE.format(' --batchsize B')
+        more = estimating.add_plan(parser)
+        arguments.add_network(parser, more=more)
+        programs.add(parser, batch=True)
+        estimating.add_device(parser)
         parser.add_argument(
             '--largest',
             action='store_true',
@@ -82,7 +77,14 @@ class EstimateCommand(base.Command):
             '-o', '--output', metavar='FILE', help='where to save the profile'
         )
         arguments.add_json(parser)
-        programs.add(parser, batch=True)
+        more.add_argument(
+            '--algorithms',
+            action='store_true',
+            help='choose the algorithm of each convolution, and with it the workspace, '
+            'together with the plan',
+        )
+        node_table.add(parser.add_argument_group('several GPUs'))
+        estimating.add_model(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import check_batchsize
@@ -312,17 +314,6 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
 
     f, device = figures, figures['device']
     least = format_bytes(f['least_memory_bytes'])
-    times = 'the recording, extrapolated'
-    if device['model'] is not None:
-        ways = 'convolution {convolution}, recompute {recompute}'.format(**device)
-        times = f'device model {device["model"]}, {ways}'
-    if device['calibration'] is not None:
-        calibration = device['calibration']
-        times += (
-            f', x {device["compute_factor"]:.3f} for '
-            f'{calibration["images_per_second"]:g} images/s at batch size '
-            f'{calibration["batchsize"]}'
-        )
     sizes = device['sample_batchsizes']
     recorded = 'as it is' if sizes is None else 'batch sizes {} and {}'.format(*sizes)
     speed = f['in_core_images_per_second']
@@ -332,7 +323,7 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('least memory', f'{least}, for {f["least_memory_operation"]}'),
         ('feature maps', format_bytes(f['feature_map_bytes'])),
         ('in-core speed', UNKNOWN if speed is None else f'{speed:.1f} images/s'),
-        ('times', times),
+        *(times_rows(device) or [('times', 'the recording, extrapolated')]),
         *sharing_rows(f['link']['ranks'], 'link shared by'),
         *(describe(f['algorithms']) if 'algorithms' in f else ()),
         ('recorded', recorded),

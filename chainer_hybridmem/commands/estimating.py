@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from chainer_hybridmem.estimation import Estimator, StepEstimator
 
 STUDIES = 'for research'  # heading of options that most users leave alone
+PLANS = 'another network or plan'
+USAGE = '%(prog)s [options] (--arch NAME{} | -- PROGRAM ...)'
 ONE_RAM = (
     'The limit is all RAM, in which host copies lie, too: none are planned. Train with '
     'host_limit=0, or name a --memory-limit that leaves room for them.'
@@ -43,7 +45,21 @@ def add_device(group: Any, limit: Any = arguments.Limit) -> None:
     arguments.add_limit(
         group, limit, default="the GPU's memory or, on a CPU, all the RAM"
     )
+
+
+def add_plan(parser: argparse.ArgumentParser) -> Any:
+    """Adds the options for plans that are not as usual, below a heading.
+
+    Returns:
+        Their group.
+    """
+    group = parser.add_argument_group(PLANS)
+    arguments.add_planner(group)
+    arguments.add_cross_iteration(group)
+    arguments.add_splitting(group)
+    arguments.add_rules(group)
     arguments.add_sharing(group)
+    return group
 
 
 def add_model(parser: argparse.ArgumentParser, in_parts: bool = False) -> None:

@@ -17,7 +17,7 @@ from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.reporting.rows import rule_rows, source_rows
+from chainer_hybridmem.reporting.rows import rule_rows, source_rows, times_rows
 from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
 from chainer_hybridmem.units import (
     format_bound,
@@ -120,7 +120,8 @@ class PlanCommand(base.Command):
         if costs:
             summary['rules'] = costs
         title = f'{planner}: {args.memory_limit.describe(problem)}'
-        parts = [named_values(title, values(summary))]
+        rows = [*values(summary), *times_rows(problem.profile.device)]
+        parts = [named_values(title, rows)]
         if args.maps:
             summary['feature_maps'] = map_figures(problem, plan)
             parts.append(map_table(summary['feature_maps']))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from chainer_hybridmem.records.plan import FOR_REPLAYS, Action, Plan, Tier
 from chainer_hybridmem.records.profile import Profile
@@ -29,6 +30,31 @@ def in_core_row(plain_bytes: int | None, in_parts_bytes: int | None) -> tuple[st
     if plain_bytes is None and in_parts_bytes is not None:
         return IN_CORE_PEAK_IN_PARTS, format_bytes(in_parts_bytes)
     return IN_CORE_PEAK, 'unknown' if plain_bytes is None else format_bytes(plain_bytes)
+
+
+def times_rows(device: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Says which assumptions the times of a profile are from; nothing if it was run.
+
+    Args:
+        device: Of the profile.
+    """
+    model = device.get('model')
+    if model is None:
+        return []
+    text = (
+        f'device model {model}, convolution {device.get("convolution")}, '
+        f'recompute {device.get("recompute")}'
+    )
+    match device:  # perhaps from a file of others
+        case {
+            'compute_factor': int() | float() as factor,
+            'calibration': {
+                'images_per_second': int() | float() as speed,
+                'batchsize': int() as batchsize,
+            },
+        }:
+            text += f', x {factor:.3f} for {speed:g} images/s at batch size {batchsize}'
+    return [('times', printable(text))]
 
 
 def sharing_rows(ranks: int, name: str = '  shared by') -> list[tuple[str, str]]:

@@ -399,7 +399,7 @@ class Follower:
         return bool(self._figures)
 
     def describe(self) -> list[str]:
-        """What has become of the limit: peak, limit and time, or why there is none."""
+        """Peak, limit and time, or why there is no limit."""
         lines = []
         if self._figures:
             lines = [

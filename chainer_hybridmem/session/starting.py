@@ -336,7 +336,7 @@ class Process:
             os.remove(self._name)
 
     def tell(self) -> list[str]:
-        """What has become of the limit, here and in children.
+        """Peak, limit and time, here and in children.
 
         Returns:
             list of str: Lines, for the first process; called once.

@@ -73,9 +73,8 @@ def make_trainer(
     model = architectures.make(args.arch, pictures.n_class)
     model.to_device(device)
     device.use()
-    rate = args.learning_rate or architectures.learning_rate(args.arch)
     optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(lr=rate), communicator
+        train.make_optimizer(args), communicator
     ).setup(model)
     updater = chainer.training.StandardUpdater(
         train.make_iterator(pictures, args), optimizer, device=device

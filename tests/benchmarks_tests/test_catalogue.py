@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from benchmarks import __main__ as cli
-from benchmarks import catalogue, tables
+from benchmarks import catalogue, rendering, tables
 
 FOLDER = pathlib.Path(catalogue.__file__).parent
 # Results that were kept under another name (--name, --label).
@@ -35,7 +35,8 @@ def test_every_module_with_a_main_is_listed():
 
 def test_every_result_has_its_benchmark():
     known = {name for one in catalogue.BENCHMARKS for name in one.results} | KEPT
-    known |= {f'{page}.md' for page in tables.PAGES}  # render writes these
+    # Render writes these.
+    known |= {f'{page}.md' for page in tables.PAGES} | {rendering.CHOICE.name}
     assert {path.name for path in (FOLDER / 'results').iterdir()} <= known
 
 

@@ -12,6 +12,7 @@ from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planners import PLANNERS, make_plan
 from chainer_hybridmem.records import library
+from chainer_hybridmem.reporting.rows import times_rows
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
@@ -35,6 +36,7 @@ KEYS = {
     'simulations',
 }
 LIMIT = ('--memory-limit', '60%')
+ESTIMATED = 'shipped:alexnet-b1920-v100-estimated'
 
 
 def compare(hybridmem, *arguments):
@@ -307,9 +309,32 @@ def test_shipped_profiles_are_listed(folder, hybridmem):
 
 
 def test_a_shipped_profile(folder, hybridmem):
-    name = 'shipped:alexnet-b1920-v100-estimated'
-    rows = compare(hybridmem, name, '--memory-limit', '16GB', *QUICK)
+    rows = compare(hybridmem, ESTIMATED, '--memory-limit', '16GB', *QUICK)
     assert [row['fits'] for row in rows] == [False, True]
+
+
+def test_assumptions_of_estimated_times_stand_above_their_table(folder, hybridmem):
+    line = 'compare', 'shipped:lstm-b128-host', ESTIMATED, '--memory-limit', '80%'
+    _, out, _ = hybridmem(*line, '--planner', 'swap-all')
+
+    host, estimated = out.partition(f'{ESTIMATED}: ')[::2]
+    assert 'times: ' not in host
+    assert (
+        'times: device model v100-16gb-pcie3, convolution cudnn, recompute whole, x 0.9'
+        in estimated
+    )
+    _, out, _ = hybridmem('plan', ESTIMATED, '--memory-limit', '80%')
+    assert 'recompute whole, x 0.9' in out
+
+
+@pytest.mark.parametrize('calibration', [None, 3, {}, {'images_per_second': 'many'}])
+def test_a_foreign_calibration_is_left_out(calibration):
+    device = {'model': 'mine\n', 'recompute': 'pass', 'calibration': calibration}
+
+    ((name, text),) = times_rows({**device, 'compute_factor': 1.0})
+
+    assert name == 'times'
+    assert text == 'device model mine\\n, convolution None, recompute pass'
 
 
 def test_no_profile(folder, hybridmem):

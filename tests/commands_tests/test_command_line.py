@@ -52,6 +52,29 @@ def python(*arguments):
     return start(sys.executable, *arguments)
 
 
+USUAL = {
+    *('--arch', '--batchsize', '--batch-arg', '--gpu', '--memory-limit'),
+    *('--largest', '--output', '--json'),
+}
+
+
+def test_the_help_of_estimate_begins_with_eight_flags(hybridmem):
+    _, out, _ = hybridmem('estimate', '--help')
+
+    usage, _, text = out.partition('\n\n')
+    assert len(usage.splitlines()) == 1
+    assert text.splitlines()[2].startswith('Two tiny')  # not indented
+    options = text.partition('\noptions:')[2]
+    first, _, rest = options.partition('\n\n')
+    listed = set(re.findall(r'^ .*?(--[a-z-]+)', first, re.MULTILINE)) - {'--help'}
+    assert listed == USUAL
+    assert rest.startswith('another network or plan:\n')
+    assert re.findall(r'^[a-zA-Z ]+:$', rest, re.MULTILINE)[1:] == [
+        'several GPUs:',
+        'for research:',
+    ]
+
+
 def test_version_and_help(hybridmem):
     assert hybridmem('--version') == (0, f'hybridmem {version.describe()}\n', '')
     status, out, _ = hybridmem('--help')

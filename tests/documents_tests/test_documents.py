@@ -20,6 +20,7 @@ DOCS = sorted((ROOT / 'docs').rglob('*.md'))
 PAGES = [
     *(ROOT / 'README.md', ROOT / 'CHANGELOG.md', ROOT / 'benchmarks' / 'README.md'),
     *(TABLES := sorted((ROOT / 'benchmarks' / 'results').glob('tables_*.md'))),
+    ROOT / 'benchmarks' / 'results' / 'which_planner.md',
     *DOCS,
 ]
 GENERATED = {

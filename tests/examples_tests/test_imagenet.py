@@ -2,9 +2,12 @@
 
 import gzip
 import importlib
+import itertools
 import json
+import re
 import struct
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +50,7 @@ datasets = load('datasets')
 picture_files = load('picture_files')
 DatasetError = picture_files.DatasetError
 train = load('train')
+demo = load('demo')
 
 
 def write_idx(path, array):
@@ -337,3 +341,81 @@ class TestTrain:
 
         assert args.batchsize == 3
         assert args.memory_limit == train.DEMO_CPU['memory_limit']
+
+
+class TestDemo:
+    @staticmethod
+    def run(out, *options):
+        own = '--arch tiny_network:Tiny --dataset synthetic --insize 32 --batchsize 16 '
+        own += '--device cpu --memory-limit 3MB --iterations 9 --learning-rate 0.01'
+        return demo.main([*own.split(), '--out', str(out), *options])
+
+    @pytest.fixture(autouse=True)
+    def own_network(self, tmp_path, monkeypatch):
+        (tmp_path / 'tiny_network.py').write_text(TINY)
+        monkeypatch.syspath_prepend(tmp_path)
+        yield
+        sys.modules.pop('tiny_network', None)
+
+    def test_trains_as_often_without_the_limit_and_compares(
+        self, tmp_path, capsys, monkeypatch
+    ):
+        clock = itertools.count(0.0, 2.0)  # an iteration takes two seconds
+        time = types.SimpleNamespace(perf_counter=clock.__next__)
+        monkeypatch.setattr(demo, 'time', time)
+
+        assert self.run(tmp_path / 'out') == 0
+
+        lines = capsys.readouterr().out.splitlines()
+        for name in ('plain', 'limited'):
+            own = [line for line in lines if line.startswith(f'{name} ')]
+            assert [line.split()[1:4] for line in own] == [
+                [str(i), 'of', '9'] for i in range(1, 10)
+            ]
+            losses = [line.split()[5] for line in own]
+            assert len(set(losses)) > 1
+            left = [line.split('  ')[-1].strip() for line in own]
+            assert len(set(left)) >= 3
+            assert [text == 'done' for text in left] == [
+                name == 'limited' and i == 9 for i in range(1, 10)
+            ]
+        same, cost, then = lines[-3:]
+        assert same.startswith('The same 9 losses, bit for bit; from ')
+        peaks = re.match(r'Peak ([\d.]+) MiB, plain ([\d.]+) MiB; ', cost)
+        assert float(peaks[1]) < float(peaks[2])
+        assert (tmp_path / 'out' / 'report.html').stat().st_size > 10_000
+        assert str(tmp_path / 'out' / 'report.html') in then
+        assert 'hybridmem run --memory-limit' in then
+
+    def test_other_losses_are_told_and_fail(self, tmp_path, capsys, monkeypatch):
+        train_limited = demo.train_limited
+
+        def differing(*arguments):
+            run, session = train_limited(*arguments)
+            return run._replace(losses=[0.0, *run.losses[1:]]), session
+
+        monkeypatch.setattr(demo, 'train_limited', differing)
+
+        assert self.run(tmp_path / 'out') == 1
+        assert 'OTHER LOSSES in 1 of 9' in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        'option', [('--no-hybridmem',), ('--resume', 'x'), ('--val', 'x')]
+    )
+    def test_options_of_one_training_alone_are_refused(self, option, tmp_path, capsys):
+        with pytest.raises(SystemExit):
+            self.run(tmp_path, *option)
+
+        assert f'{option[0]} is for train.py' in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ('seconds', 'text'),
+        [
+            (0, 'done'),
+            (0.1, '5 s left'),
+            (61, '1 min  5 s left'),
+            (120, '2 min  0 s left'),
+        ],
+    )
+    def test_what_is_left(self, seconds, text):
+        assert demo.left_text(seconds) == text

@@ -287,7 +287,7 @@ def test_what_a_rule_costs_is_the_difference_of_two_searches() -> None:
 @pytest.mark.parametrize(
     ('rules', 'message'),
     [
-        ({'/9/*': 'keep'}, r"called '/9/\*'.* Nearest names: "),
+        ({'/9/*': 'keep'}, r"called '/9/\*'.* Some names there are: /0/Layer"),
         ({'Lyer': 'keep'}, r"called 'Lyer'.* Nearest names: Layer"),
         ({'*': 'kep'}, r"is 'kep'; one of keep, .* Did you mean 'keep'\?"),
         (
