@@ -50,7 +50,7 @@ DEMO_CPU = {
     'learning_rate': 0.0003,
     'memory_limit': '500MiB',
     'link_bandwidth': '120MB/s',
-    'iterations': 12,
+    'iterations': 11,
 }
 DEMO_CUDA = {
     **DEMO,
