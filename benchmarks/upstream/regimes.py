@@ -79,6 +79,10 @@ class _All(set[int]):
         return True
 
 
+class _Iteration:
+    """What functions of one iteration have in common, as their origin."""
+
+
 class _Running:
     """A forward operation between its two hooks."""
 
@@ -167,6 +171,7 @@ class Regime(chainer.FunctionHook):
         if self._backward_seen or not self._position:
             self.counts['replays'] += self._executor.counters.replays
             self._table = self._new_table()
+            self._executor.ledger.begin(_Iteration())
             self._executor.begin(self._table, {})
             self._follow()
             self._position, self._backward_seen = 0, False
