@@ -204,21 +204,24 @@ class LostSignals:
 
     def __init__(self) -> None:
         self._former: Callable[[Any], object] = sys.__unraisablehook__
+        self._watches = False
 
     def watch(self) -> None:
         """What Python drops from here on is looked at."""
+        self._watches = True
         if sys.unraisablehook != self._look:
             self._former, sys.unraisablehook = sys.unraisablehook, self._look
 
     def leave(self) -> None:
-        """It is not looked at any more, unless others look through this one."""
+        """It is not looked at any more, also where others look through this one."""
+        self._watches = False
         if sys.unraisablehook == self._look:
             sys.unraisablehook = self._former
 
     def _look(self, dropped: Any) -> None:
         error, trace = dropped.exc_value, dropped.exc_traceback
         of_signal = error is not None and not isinstance(error, Exception)
-        if not (of_signal and _is_ours(trace)):
+        if not (self._watches and of_signal and _is_ours(trace)):
             self._former(dropped)
             return
         # Here it would be dropped once more.

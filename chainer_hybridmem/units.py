@@ -15,7 +15,7 @@ from chainer_hybridmem.errors import OptionError
 _PATTERN = re.compile(r'\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
 _PERCENTAGE = re.compile(r'\s*([0-9]*\.?[0-9]+)\s*%\s*')
 _MOST_PERCENT = 1e6
-_LEAST_LIMIT_BYTES = 2**16  # no model trains in less
+_LEAST_LIMIT_BYTES = 2**14  # no model trains in less
 AUTO, FREE = 'auto', 'free'  # limits that are no size; see docs/guide/run.md
 _FACTORS = {
     '': 1,

@@ -130,9 +130,9 @@ def test_a_program_that_starts_itself_anew(folder):
 @pytest.mark.parametrize(
     ('program', 'named'),
     [
-        (('program.py',), 'raise --memory-limit or'),
-        (('children.py', 'spawn'), 'raise --memory-limit or'),
-        (('own.py',), 'raise memory_limit or'),
+        (('program.py',), 'Raise --memory-limit or'),
+        (('children.py', 'spawn'), 'Raise --memory-limit or'),
+        (('own.py',), 'Raise memory_limit or'),
     ],
 )
 def test_errors_name_what_their_reader_can_change(folder, program, named):

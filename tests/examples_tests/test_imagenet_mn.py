@@ -50,4 +50,4 @@ def test_a_limit_that_is_too_small_ends_all(tmp_path):
     result = run(tmp_path / 'run', '--iterations', '3', '--memory-limit', '60MiB')
     assert result.returncode != 0
     assert 'OutOfMemoryError' in result.stderr
-    assert 'raise memory_limit' in result.stdout + result.stderr
+    assert 'Raise memory_limit' in result.stdout + result.stderr

@@ -223,7 +223,7 @@ def test_a_peak_above_that_of_iterations_is_no_share_of_it(in_core, told):
 
 def test_sessions_know_what_the_iterations_without_a_limit_have_needed():
     follower = Follower('60%', {})
-    one_model(12)
+    one_model(24)
     follower.__exit__()
     (figures,) = follower._figures
     assert figures['in_core_peak_bytes'] >= follower._finder.in_core_bytes > 4e6

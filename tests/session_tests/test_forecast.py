@@ -260,5 +260,5 @@ def test_free_memory_in_pieces_is_said_and_counts_in_the_limit_that_is_named(
         monkeypatch.setattr(memory, 'last_failure', property(lambda _: (4096, 512)))
         model(np.ones((2, 4), np.float32))
         raise MemoryError
-    assert 'what is free lies in pieces' in str(found.value)
+    assert 'What is free lies in pieces' in str(found.value)
     assert f'a limit of at least {2**20 + 4096} bytes' in str(found.value)

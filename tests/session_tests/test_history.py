@@ -80,7 +80,11 @@ class Long:
 
     def figures(self, plan: Plan | None) -> dict[str, Any]:
         guide: Any = SimpleNamespace(
-            plan=plan, problem=None, arena=PlanArena(), spent=PlanningTime()
+            plan=plan,
+            problem=None,
+            arena=PlanArena(),
+            spent=PlanningTime(),
+            find_host_bytes=lambda: None,
         )
         options: Any = SimpleNamespace(
             planner='', limit_bytes=0, host_limit_bytes=None, arena=False

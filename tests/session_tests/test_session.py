@@ -26,7 +26,7 @@ from chainer_hybridmem.errors import (
     UnknownNameError,
 )
 from chainer_hybridmem.session.setting.options import _NOT_OF_PLANS, Options
-from chainer_hybridmem.units import format_bound
+from chainer_hybridmem.units import format_bound, format_bytes
 
 LIMIT = 4_000_000  # bytes; Everything needs 5.2 MB in-core, 3.6 MB at least
 
@@ -123,7 +123,7 @@ def test_limit_below_the_largest_operation(model):
     assert caught.value.limit_bytes == 500_000
     message = str(caught.value)
     assert 'Convolution2DFunction' in message
-    assert str(caught.value.requested_bytes) in message
+    assert format_bytes(caught.value.requested_bytes) in message
     assert_nothing_installed()
 
 
