@@ -212,7 +212,7 @@ def run(drawn: Drawn) -> tuple[str, int]:
 
     @contextlib.contextmanager
     def session(model: chainer.Chain) -> Iterator[None]:
-        with hybridmem.optimize(model, limit_bytes, **drawn.options) as opened:
+        with hybridmem.optimize(model, f'{limit_bytes}B', **drawn.options) as opened:
             yield
         most_bytes = opened.statistics()['peak_bytes']
         if most_bytes > limit_bytes:

@@ -509,7 +509,7 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
     host_limit = None if share is None else LEAST_ROOM_BYTES + int(share * limit_bytes)
     opened = chainer_hybridmem.optimize(
         run.model,
-        limit_bytes,
+        f'{limit_bytes}B',  # with a unit, also one of which nobody thinks
         None if options['planner'] == UNNAMED else options['planner'],
         swap_dir=folder if options['file'] else None,
         link_bandwidth=options['link_bandwidth'],
