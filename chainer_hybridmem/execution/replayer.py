@@ -134,7 +134,7 @@ class Recipes:
         self._may_switch = may_switch
         self._running = {}
         self._follow(table)
-        if self.prepares or table is not None or self._may_drop:
+        if table is not None or self._may_drop:
             origin, updates = self._maps.ledger.origin, self._count_updates()
             threads = () if self._on_gpu else blas.count_threads()
             self._beginnings[origin] = _Beginning(table, updates, threads)
@@ -317,11 +317,11 @@ class Recipes:
         if not trust.is_trusted(function):
             return
         covered = self._find_before(function, known.origin, recipe.covers[:-1])
-        for one in (function, *covered):
-            # Which updates came before it became known is not known.
-            updated = self._count_updates() != beginning.updates
-            if updated and owners.updates(one.inputs):
-                return
+        # Which updates came before it became known is not known.
+        if self._count_updates() != beginning.updates and any(
+            owners.updates(one.inputs) for one in (function, *covered)
+        ):
+            return
         if known.pristine is None:
             known.keep_pristine(graph.pristine_again(function, self._is_made))
         know = self._maps.functions.know

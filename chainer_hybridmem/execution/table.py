@@ -100,7 +100,8 @@ def compile_plan(
         for entry in plan.maps
         if entry.action is not Action.RECOMPUTE and entry.drop_before >= 0
     }
-    copied = {entry.storage for entry in plan.maps if entry.action is Action.SWAP}
+    swapped = [entry for entry in plan.maps if entry.action is Action.SWAP]
+    copied = {entry.storage for entry in swapped}
     unique: set[int] = set()
     if not limited_host:
         unique = for_good - copied - _find_remade(profile, planned)
@@ -110,7 +111,6 @@ def compile_plan(
         > MOST_UNASKED * plan.predicted_seconds
     ):
         unique, sizes = set(), []
-    swapped = [entry for entry in plan.maps if entry.action is Action.SWAP]
     stored = [(profile.storages[entry.storage], entry.storage) for entry in swapped]
     return ActionTable(
         swap_outs=swap_outs,
@@ -124,7 +124,7 @@ def compile_plan(
         replays=dict(replays),
         replayed=replayed,
         busy=replayed | _find_busy(profile, plan),
-        swapped={entry.storage for entry in swapped},
+        swapped=copied,
         storage_of={
             slot: s.id for s in profile.storages if s.id in planned for slot in s.slots
         },
@@ -155,8 +155,9 @@ def _find_remade(profile: Profile, planned: set[int]) -> set[int]:
     at_hand = planned | {s.id for s in profile.storages if s.freed_at < 0}
     remade: set[int] = set()
     for recipe in sorted(profile.recipes, key=lambda recipe: recipe.operation):
-        if recipe.exact and at_hand.union(remade).issuperset(recipe.inputs):
+        if recipe.exact and at_hand.issuperset(recipe.inputs):
             remade.update(set(recipe.products).difference(recipe.inputs))
+            at_hand.update(recipe.products)
     return remade
 
 
