@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import ctypes
 import dis
 import functools
 import inspect
@@ -238,6 +237,8 @@ def _is_ours(trace: TracebackType | None) -> bool:
 
 def _raise_in(thread: int, error: BaseException) -> None:
     """Has another thread raise an error in the code that it runs next."""
+    import ctypes  # which every start of Python would pay for
+
     kind = type(error)
     # Python makes the error of a class by itself; this makes this very one.
     again = type(kind.__name__, (kind,), {'__new__': lambda *_: error})
