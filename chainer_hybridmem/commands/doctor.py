@@ -31,17 +31,17 @@ CHAINER_HINT = (
 def cupy_hint() -> str:
     """Says which extra installs CuPy."""
     return (
-        f'With an NVIDIA GPU: {describe_installation("cuda12")} gives CuPy with cuDNN; '
-        f'{describe_installation("cuda13")} gives a newer CuPy without it.'
+        f'With an NVIDIA GPU: {describe_installation("cuda13")} gives CuPy and cuDNN; '
+        f'for a driver of CUDA 12, {describe_installation("cuda12")}.'
     )
 
 
 def cudnn_hint() -> str:
     """What to do where CuPy has no cuDNN."""
     return (
-        'Without cuDNN convolutions take more memory and more time on a GPU. CuPy 13.6 '
-        'can use cuDNN 8.9, later ones cannot use any; in an environment without '
-        f'another CuPy {describe_installation("cuda12")} gives both.'
+        'Without cuDNN convolutions take more memory and more time on a GPU: '
+        f'{describe_installation("cuda12")} brings it for CUDA 12, '
+        f'{describe_installation("cuda13")} for CUDA 13.'
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from chainer_hybridmem import version
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.cudnn import functions
 from chainer_hybridmem.units import format_count
 
 ABSENT = 'not installed'
@@ -90,18 +91,21 @@ def cuda_problem() -> str | None:
 
 def cudnn_problem() -> str | None:
     """Why Chainer's convolutions cannot use cuDNN, in a sentence; None if they can."""
-    if not compat.cupy_can_use_cudnn():
-        return f'{cupy_version()} has no modules for cuDNN.'
     compat.load_libraries()
     try:
-        importlib.import_module('cupy_backends.cuda.libs.cudnn')
+        library = importlib.import_module('cupy_backends.cuda.libs.cudnn')
+        if not compat.cupy_has_cudnn():
+            functions.check_names()
+        library.getVersion()
+    except functions.LibraryError as error:
+        return str(error)
     except Exception as error:
         return f'cuDNN cannot be loaded ({type(error).__name__}: {error}).'
     return None
 
 
 def cudnn_version() -> str:
-    """Version of the library that CuPy has loaded; cuDNN counts 8907 for 8.9.7."""
+    """Version of the library that is loaded, 8907 for 8.9.7 and 92800 for 9.28.0."""
     return str(importlib.import_module('cupy_backends.cuda.libs.cudnn').getVersion())
 
 

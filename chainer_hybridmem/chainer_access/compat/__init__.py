@@ -6,7 +6,8 @@ needed, and both leave everything that exists for real alone:
 * *Before* ``import chainer``: names that Chainer imports and that are gone
   (``stand_ins``). They are there only while Chainer is being
   imported, so no other package meets a stand-in where it expects the real thing. CuPy
-  also needs cuDNN, which it does not find in its package (``cuda``).
+  13 needs cuDNN, which it does not find in its package (``cuda``); CuPy 14 gets modules
+  for it (:mod:`chainer_hybridmem.cudnn`).
 * *After* it: code that fails, or silently gives other numbers (``patches``).
 
 ``repair`` does both around Chainer's import, with ``import_wrapper``. Every function
@@ -16,6 +17,7 @@ here may be called any number of times.
 from chainer_hybridmem.chainer_access.compat.cuda import (
     cuda_available,
     cupy_can_use_cudnn,
+    cupy_has_cudnn,
     load_libraries,
 )
 from chainer_hybridmem.chainer_access.compat.repair import (
@@ -30,6 +32,7 @@ __all__ = [
     'after_import',
     'cuda_available',
     'cupy_can_use_cudnn',
+    'cupy_has_cudnn',
     'import_chainer',
     'install',
     'load_libraries',

@@ -40,6 +40,20 @@ def cuda_available() -> bool:
 
 
 def cupy_can_use_cudnn() -> bool:
+    """Tells whether CuPy has modules for cuDNN, or gets those of this package."""
+    if cupy_has_cudnn():
+        return True
+    if not _folders('cupy'):
+        return False
+    from chainer_hybridmem.cudnn import functions
+
+    try:
+        return functions.is_available()
+    except Exception:  # a CuPy that cannot be imported
+        return False
+
+
+def cupy_has_cudnn() -> bool:
     """Tells whether the CuPy that is installed has modules for cuDNN; imports nothing.
 
     The Python modules alone may be there in packages that cannot use it.
@@ -56,7 +70,7 @@ def load_libraries() -> None:
     CuPy 13 looks into packages for cuTENSOR, NCCL and header files only. A library of
     the system comes first. What is missing is left to CuPy to complain about.
     """
-    if not cupy_can_use_cudnn():
+    if not cupy_has_cudnn():
         return
     import ctypes
 

@@ -23,6 +23,7 @@ from chainer_hybridmem.chainer_access.compat.cuda import (
     load_libraries,
 )
 from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
+from chainer_hybridmem.cudnn import modules as cudnn_modules
 
 CHAINER = 'chainer'
 # What is in place between prepare() and the end of Chainer's import.
@@ -36,8 +37,10 @@ def install() -> None:
 
     It imports nothing itself. Deprecations that Chainer's own import raises are then
     not shown, whatever the warning filters say; afterwards the filters are the
-    user's again. chainercv and ChainerMN's kernels are repaired likewise.
+    user's again. chainercv and ChainerMN's kernels are repaired likewise. A CuPy
+    without modules for cuDNN gets them.
     """
+    cudnn_modules.install()
     ImportWrapper.install('chainercv', _repaired_chainercv)
     ImportWrapper.install(chainermn.NAME, chainermn.repaired)
     ImportWrapper.install('onnx_chainer', _repaired_exporter)

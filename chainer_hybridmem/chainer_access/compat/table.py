@@ -130,6 +130,13 @@ REPAIRS = (
         f'{_COMPAT}::TestLoadLibraries::test_before_chainer_is_imported',
     ),
     Repair(
+        '`cupy.cudnn` and `cupy.cuda.cudnn`',
+        'CuPy 14',
+        'they are gone: Chainer convolves through matrices of patches',
+        'repair.install',
+        'cudnn_tests/test_modules.py::test_chainer_finds_cudnn',
+    ),
+    Repair(
         'chainercv 0.13',
         'NumPy 1.24',
         'names of types are gone; its compiled module may be missing',

@@ -1,0 +1,383 @@
+"""Convolutions: forward, backward to the data (also a deconvolution), to the filter.
+
+Note: [which algorithm]
+    cuDNN names its algorithms for a convolution, the fastest one first: by a heuristic,
+    or measured (``auto_tune``). The first one is taken that fits the workspace and, if
+    asked for, gives the same bits each time. It is remembered by everything that has
+    been asked: a replay runs the algorithm of its forward.
+
+Note: [arithmetic]
+    float32 is multiplied as float32 unless CuPy may use TF32 (``CUPY_TF32=1``, or
+    ``cupy._core.set_compute_type``), float16 on tensor cores unless Chainer's
+    ``use_cudnn_tensor_core`` is ``'never'``; either is summed as float32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, NamedTuple
+
+from chainer_hybridmem.cudnn import constants as c
+from chainer_hybridmem.cudnn.descriptors import (
+    ONE,
+    ZERO,
+    Descriptor,
+    contiguous,
+    filters,
+    get_data_type,
+    get_handle,
+    images,
+    ints,
+    make,
+    tensor,
+)
+from chainer_hybridmem.cudnn.functions import FUNCTIONS as f
+from chainer_hybridmem.cudnn.functions import CuDNNError
+
+_TENSOR_CORES = {'auto', 'always', 'never'}
+_MOST_ALGORITHMS = 10
+_TF32 = 7  # COMPUTE_TYPE_TF32 of CuPy
+_most_workspace_bytes = 8 << 20
+
+
+def get_max_workspace_size() -> int:
+    """Bytes that one convolution may take for a while."""
+    return _most_workspace_bytes
+
+
+def set_max_workspace_size(size: int) -> None:
+    """Sets the bytes that one convolution may take for a while."""
+    global _most_workspace_bytes
+    _most_workspace_bytes = size
+
+
+class _Performance(ctypes.Structure):
+    """``cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t``, which are alike."""
+
+    _fields_ = (
+        ('algorithm', ctypes.c_int),
+        ('status', ctypes.c_int),
+        ('milliseconds', ctypes.c_float),
+        ('workspace_bytes', ctypes.c_size_t),
+        ('determinism', ctypes.c_int),
+        ('math', ctypes.c_int),
+        ('reserved', ctypes.c_int * 3),
+    )
+
+
+class _Asked(NamedTuple):
+    """Everything that an algorithm depends on; shapes as in memory.
+
+    Attributes:
+        operation: A key of ``_OPERATIONS``.
+        kind: cuDNN's number of the arrays' type.
+        arrays: Shapes of the two inputs and of the output.
+        layouts: Of images and of filters.
+    """
+
+    operation: str
+    device: int
+    kind: int
+    arrays: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    pad: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    layouts: tuple[int, int]
+    math: int
+    workspace_bytes: int
+    deterministic: bool
+
+
+class _Convolution(NamedTuple):
+    """How it is run."""
+
+    inputs: tuple[Descriptor, Descriptor]
+    output: Descriptor
+    descriptor: Descriptor
+    algorithm: int
+    workspace_bytes: int
+
+
+# Which of inputs and output is the filter, and cuDNN's name.
+_OPERATIONS = {'forward': 1, 'backward data': 0, 'backward filter': 2}
+_measured: dict[_Asked, tuple[int, int, int]] = {}
+
+
+def convolution_forward(
+    x: Any,
+    W: Any,
+    b: Any,
+    y: Any,
+    pad: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...] | None,
+    groups: int,
+    *,
+    auto_tune: bool,
+    tensor_core: str,
+    d_layout: int = c.CUDNN_TENSOR_NCHW,
+    w_layout: int = c.CUDNN_TENSOR_NCHW,
+) -> None:
+    """Writes the convolution of ``x`` and ``W``, and a bias, into ``y``.
+
+    Args:
+        x: (batch, channels, ...), or (batch, height, width, channels) if ``d_layout``
+            is NHWC; of float16, float32 or float64, as all arrays.
+        W: (channels of y, channels / groups, ...), or as the layout has it.
+        b: (channels of y,) or None.
+
+    Raises:
+        RuntimeError: If no algorithm fits the workspace, or cuDNN refuses.
+    """
+    parameters = (pad, stride, dilation, groups)
+    layouts = (d_layout, w_layout)
+    _run('forward', x, W, y, parameters, layouts, auto_tune, tensor_core, False)
+    _add_bias(b, y, d_layout)
+
+
+def convolution_backward_data(
+    W: Any,
+    x: Any,
+    b: Any,
+    y: Any,
+    pad: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...] | None,
+    groups: int,
+    *,
+    deterministic: bool,
+    auto_tune: bool,
+    tensor_core: str,
+    d_layout: int = c.CUDNN_TENSOR_NCHW,
+    w_layout: int = c.CUDNN_TENSOR_NCHW,
+) -> None:
+    """Writes what a convolution's output ``x`` says of its input into ``y``.
+
+    Arguments and errors are those of :func:`convolution_forward`.
+    """
+    parameters = (pad, stride, dilation, groups)
+    layouts = (d_layout, w_layout)
+    _run(
+        'backward data', W, x, y, parameters, layouts, auto_tune, tensor_core,
+        deterministic,
+    )  # fmt: skip
+    _add_bias(b, y, d_layout)
+
+
+def convolution_backward_filter(
+    x: Any,
+    gy: Any,
+    gW: Any,
+    pad: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...] | None,
+    groups: int,
+    *,
+    deterministic: bool,
+    auto_tune: bool,
+    tensor_core: str,
+    d_layout: int = c.CUDNN_TENSOR_NCHW,
+    w_layout: int = c.CUDNN_TENSOR_NCHW,
+) -> None:
+    """Writes the gradient of a convolution's filter into ``gW``.
+
+    Arguments and errors are those of :func:`convolution_forward`.
+    """
+    parameters = (pad, stride, dilation, groups)
+    layouts = (d_layout, w_layout)
+    _run(
+        'backward filter', x, gy, gW, parameters, layouts, auto_tune, tensor_core,
+        deterministic,
+    )  # fmt: skip
+
+
+def is_tensor_core_available(dtype: Any) -> bool:
+    """Whether the current GPU has tensor cores for a type."""
+    import cupy
+
+    return dtype.char == 'e' and int(cupy.cuda.Device().compute_capability) >= 70
+
+
+def _run(
+    operation: str,
+    first: Any,
+    second: Any,
+    output: Any,
+    parameters: tuple[Any, ...],
+    layouts: tuple[int, int],
+    auto_tune: bool,
+    tensor_core: str,
+    deterministic: bool,
+) -> None:
+    import cupy
+
+    if not output.size:
+        return
+    if not (first.size and second.size):  # a sum of nothing
+        output.fill(0)
+        return
+    pad, stride, dilation, groups = parameters
+    first, second = contiguous(first), contiguous(second)
+    code = output.dtype.char
+    asked = _Asked(
+        operation,
+        output.data.device_id,
+        get_data_type(output.dtype),
+        (first.shape, second.shape, output.shape),
+        pad,
+        stride,
+        (1,) * len(pad) if dilation is None else dilation,
+        groups,
+        layouts,
+        _choose_math(code, tensor_core),
+        _most_workspace_bytes,
+        deterministic,
+    )
+    if auto_tune and asked not in _measured:
+        _measure(asked, first, second, output)
+    convolution = _prepare(asked, auto_tune)
+    workspace = cupy.cuda.alloc(convolution.workspace_bytes)
+    arrays = zip(convolution.inputs, (first, second), strict=True)
+    inputs = [value for d, array in arrays for value in (d.value, array.data.ptr)]
+    try:
+        _find_function(operation)(
+            get_handle(), ONE[code], *inputs, convolution.descriptor.value,
+            convolution.algorithm, workspace.ptr, convolution.workspace_bytes,
+            ZERO[code], convolution.output.value, output.data.ptr,
+        )  # fmt: skip
+    except CuDNNError as error:
+        error.add_infos([_describe(asked)])
+        raise
+
+
+def _find_function(operation: str, beginning: str = '', end: str = '') -> Any:
+    words = ['convolution', *operation.split()]
+    name = ''.join(word.capitalize() for word in words)
+    name = f'{beginning}{name}{end}'
+    return f[name[0].lower() + name[1:]]
+
+
+def _choose_math(code: str, tensor_core: str) -> int:
+    """See [arithmetic]."""
+    if tensor_core not in _TENSOR_CORES:
+        raise ValueError(
+            f'tensor_core is {tensor_core!r}; it is one of "auto", "always", "never"'
+        )
+    if code == 'e':
+        return c.CUDNN_FMA_MATH if tensor_core == 'never' else c.CUDNN_TENSOR_OP_MATH
+    return c.CUDNN_FMA_MATH if code == 'f' and not may_use_tf32() else 0
+
+
+def may_use_tf32() -> bool:
+    """Whether CuPy multiplies float32 as TF32."""
+    from cupy._core import get_compute_type
+
+    return bool(get_compute_type('f') == _TF32)
+
+
+@functools.lru_cache(4096)
+def _prepare(asked: _Asked, measured: bool) -> _Convolution:
+    algorithm, workspace_bytes, math = (
+        _measured[asked] if measured else _ask_heuristic(asked)
+    )
+    descriptors = _describe_arrays(asked)
+    convolution = _describe_convolution(asked)
+    f['setConvolutionMathType'](convolution.value, math)
+    return _Convolution(
+        descriptors[:2], descriptors[2], convolution, algorithm, workspace_bytes
+    )
+
+
+def _describe_arrays(asked: _Asked) -> tuple[Descriptor, Descriptor, Descriptor]:
+    images_layout, filters_layout = asked.layouts
+    first, second, output = (
+        filters(asked.kind, shape, filters_layout)
+        if position == _OPERATIONS[asked.operation]
+        else images(asked.kind, shape, images_layout)
+        for position, shape in enumerate(asked.arrays)
+    )
+    return first, second, output
+
+
+def _describe_convolution(asked: _Asked) -> Descriptor:
+    result = make('Convolution')
+    kind = c.CUDNN_DATA_FLOAT if asked.kind == c.CUDNN_DATA_HALF else asked.kind
+    f['setConvolutionNdDescriptor'](
+        result.value, len(asked.pad), ints(asked.pad), ints(asked.stride),
+        ints(asked.dilation), c.CUDNN_CROSS_CORRELATION, kind,
+    )  # fmt: skip
+    f['setConvolutionGroupCount'](result.value, asked.groups)
+    f['setConvolutionMathType'](result.value, asked.math)
+    return result
+
+
+def _ask_heuristic(asked: _Asked) -> tuple[int, int, int]:
+    first, second, output = (d.value for d in _describe_arrays(asked))
+    convolution = _describe_convolution(asked)
+    found = (_Performance * _MOST_ALGORITHMS)()
+    count = _find_function(asked.operation, 'get', 'Algorithm_v7')(
+        get_handle(), first, second, convolution.value, output, len(found), found
+    )
+    return _choose(asked, found[:count])
+
+
+def _measure(asked: _Asked, first: Any, second: Any, output: Any) -> None:
+    import cupy
+
+    descriptors = [d.value for d in _describe_arrays(asked)]
+    convolution = _describe_convolution(asked)
+    found = (_Performance * _MOST_ALGORITHMS)()
+    workspace = cupy.cuda.alloc(asked.workspace_bytes)
+    count = _find_function(asked.operation, 'find', 'AlgorithmEx')(
+        get_handle(), descriptors[0], first.data.ptr, descriptors[1], second.data.ptr,
+        convolution.value, descriptors[2], output.data.ptr, len(found), found,
+        workspace.ptr, asked.workspace_bytes,
+    )  # fmt: skip
+    _measured[asked] = _choose(asked, found[:count])
+
+
+def _choose(asked: _Asked, found: list[_Performance]) -> tuple[int, int, int]:
+    """Algorithm, bytes of its workspace and arithmetic; see [which algorithm]."""
+    working = [
+        one
+        for one in found
+        if one.status == c.CUDNN_STATUS_SUCCESS
+        and (one.determinism == c.CUDNN_DETERMINISTIC or not asked.deterministic)
+    ]
+    for one in working:
+        if one.workspace_bytes <= asked.workspace_bytes:
+            # What is said of float32 must hold whatever an algorithm prefers.
+            math = asked.math if asked.math == c.CUDNN_FMA_MATH else one.math
+            return one.algorithm, one.workspace_bytes, math
+    if not working:
+        kind = 'deterministic algorithm' if asked.deterministic else 'algorithm'
+        raise RuntimeError(f'cuDNN has no {kind} for this: {_describe(asked)}')
+    least_bytes = min(one.workspace_bytes for one in working)
+    raise RuntimeError(
+        f'no algorithm of cuDNN does with {asked.workspace_bytes} bytes of workspace; '
+        f'chainer.backends.cuda.set_max_workspace_size({least_bytes}) allows the '
+        f'smallest: {_describe(asked)}'
+    )
+
+
+def _describe(asked: _Asked) -> str:
+    first, second, output = asked.arrays
+    return (
+        f'convolution {asked.operation} of {first} and {second} to {output}, pad '
+        f'{asked.pad}, stride {asked.stride}, dilation {asked.dilation}, '
+        f'groups {asked.groups}, layouts {asked.layouts}'
+    )
+
+
+def _add_bias(b: Any, y: Any, layout: int) -> None:
+    if b is None or not y.size:
+        return
+    code, kind = y.dtype.char, get_data_type(y.dtype)
+    b = contiguous(b)
+    shape = (1, b.size, *(1 for _ in y.shape[2:]))
+    f['addTensor'](
+        get_handle(), ONE[code], tensor(kind, shape).value, b.data.ptr, ONE[code],
+        images(kind, y.shape, layout).value, y.data.ptr,
+    )  # fmt: skip
