@@ -2,10 +2,10 @@
 
     python tests/cuda_emulator/build.py FOLDER [14 | 13]
 
-The number is that of CuPy's release; 13 has cuDNN (`releases.py`). It runs with the
-Python that will use it (3.11 or newer, with its headers) and g++. Packages come from
-the usual registry. What is there already is not made again. Where something is lacking
-that this cannot make, it says so and ends with 77.
+The number is that of CuPy's release (`releases.py`). It runs with the Python that will
+use it (3.11 or newer, with its headers) and g++. Packages come from the usual registry.
+What is there already is not made again. Where something is lacking that this cannot
+make, it says so and ends with 77.
 
 Note: [what is replaced]
     CuPy's wheel finds CUDA's libraries by their names, except for the runtime, which is
@@ -34,9 +34,7 @@ from releases import RELEASES, Release
 
 HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ('streams', 'memory', 'races', 'kernels', 'libraries', 'nccl', 'nccl_calls')
-CUDNN_PARTS = tuple(
-    f'cudnn_{part}' for part in ('tensors', 'layers', 'convolutions', 'recurrent')
-)
+CUDNN_PARTS = ('tensors', 'layers', 'convolutions', 'recurrent')
 LACKING = 77
 API = pathlib.Path('cupy_backends/cuda/api')
 _FLAGS = ('-std=c++17', '-march=native', '-ffp-contract=off', '-w', '-fPIC')
@@ -76,7 +74,8 @@ class Builder:
         _say(f'emulator in {self.folder}')
 
     def _parts(self) -> tuple[str, ...]:
-        return (*PARTS, *CUDNN_PARTS) if self.release.has_cudnn else PARTS
+        cudnn = (*CUDNN_PARTS, f'recurrent_{self.release.cudnn}')
+        return (*PARTS, *(f'cudnn_{part}' for part in cudnn))
 
     # -- what others have made ------------------------------------------------
     def _fetch(self) -> None:
@@ -117,7 +116,8 @@ class Builder:
     def _compile(self, part: str) -> pathlib.Path:
         source, target = HERE / f'{part}.cpp', self.build / f'{part}.o'
         if _is_older(target, (source, *HERE.glob('*.h'))):
-            _call(*_LIBRARY, '-c', f'-I{self._include()}', source, '-o', target)
+            flags = (f'-I{self._include()}', f'-DCUDNN_MAJOR={self.release.cudnn}')
+            _call(*_LIBRARY, '-c', *flags, source, '-o', target)
         return target
 
     def _compile_runtime(self) -> pathlib.Path:
@@ -156,8 +156,6 @@ class Builder:
     ) -> pathlib.Path:
         modules = [*self.site.glob('cupy*/**/*.so'), runtime]
         missing = _symbols(modules, 'U') - _symbols(objects, 'T')
-        if not self.release.has_cudnn:
-            missing = {name for name in missing if not name.startswith('cudnn')}
         source, target = self.build / 'stubs.c', self.build / 'stubs.o'
         lines = ['#include <stdio.h>']
         lines += [

@@ -1,4 +1,5 @@
-// cuDNN 8.9 as CuPy 13 calls it: what its parts share. Numbers are those of its interface.
+// cuDNN: what its parts share. Numbers are those of its interface. CUDNN_MAJOR is 8 (8.9,
+// for CuPy 13) or 9 (9.28, for CuPy 14).
 #pragma once
 #include "core.h"
 #include <algorithm>
@@ -8,14 +9,20 @@
 namespace emu::dnn {
 
 using Half = _Float16;
-enum Status { SUCCESS = 0, BAD_PARAM = 3, NOT_SUPPORTED = 9 };
+constexpr bool IS_9 = CUDNN_MAJOR >= 9;
+enum Status { SUCCESS = 0, BAD_PARAM = IS_9 ? 2000 : 3, NOT_SUPPORTED = IS_9 ? 3000 : 9, ALLOC_FAILED = IS_9 ? 4003 : 2 };
 enum Type { FLOAT = 0, DOUBLE = 1, HALF = 2 };
+enum Math { DEFAULT, TENSOR_OP, CONVERSION, FMA };
+
+int refuse(int status, const char* why);  // keeps why for cudnnGetLastErrorString
+#define REFUSE_IF(condition, status) if (condition) return refuse(status, #condition)
 
 struct Context { Stream* stream; };
 
 struct Tensor {  // also a filter: outputs, inputs, window
     int type = -1;
     std::vector<int> shape, strides;  // in elements
+    int format = 0;
 
     size_t item() const { return type == DOUBLE ? 8 : type == HALF ? 2 : 4; }
     size_t count() const {
@@ -35,7 +42,7 @@ struct Tensor {  // also a filter: outputs, inputs, window
 
 struct Convolution {
     std::vector<int> pad, stride, dilation;
-    int mode = 1, groups = 1, math = 0;
+    int mode = 1, computes = FLOAT, groups = 1, math = DEFAULT;
 };
 
 // Batch, channels, and all positions as one; positions are `step` elements apart.
@@ -63,6 +70,18 @@ struct Windows {
     int at(int place, int position) const { return offsets[(size_t)place * positions + position]; }
 };
 
+// TF32 as tensor cores read it: ten bits behind the point. A GPU from 8.0 on, as the
+// emulated one is, multiplies so unless the type of math is FMA. With cuDNN 8 the emulator
+// does not: CuPy 13 cannot ask for FMA.
+inline float tf32(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if ((bits & 0x7F800000) != 0x7F800000) bits = (bits + 0x1000) & ~0x1FFFu;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+template <class T> bool rounds_operands(int math) { return IS_9 && std::is_same_v<T, float> && math != FMA; }
+
 template <class T> using Sum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 struct Scale {  // of the host, read when the call is made
@@ -80,7 +99,7 @@ template <class F> int with_type(int type, F use) {
         case FLOAT: use(float()); return SUCCESS;
         case DOUBLE: use(double()); return SUCCESS;
         case HALF: use(Half()); return SUCCESS;
-        default: return NOT_SUPPORTED;
+        default: return refuse(NOT_SUPPORTED, "type of data");
     }
 }
 

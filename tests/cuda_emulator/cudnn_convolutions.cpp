@@ -17,14 +17,15 @@ struct Problem {
 
     static int check(const Tensor& x, const Tensor& w, const Convolution& c, const Tensor& y) {
         size_t dims = c.pad.size();
-        if (c.mode != 1) return NOT_SUPPORTED;
-        for (auto* t : {&x, &w, &y}) if (t->shape.size() != dims + 2 || t->type != x.type) return BAD_PARAM;
-        if (c.groups < 1 || w.shape[1] * c.groups != x.shape[1] || w.shape[0] % c.groups) return BAD_PARAM;
-        if (y.shape[0] != x.shape[0] || y.shape[1] != w.shape[0]) return BAD_PARAM;
+        REFUSE_IF(c.mode != 1, NOT_SUPPORTED);
+        for (auto* t : {&x, &w, &y}) REFUSE_IF(t->shape.size() != dims + 2 || t->type != x.type, BAD_PARAM);
+        REFUSE_IF(c.computes != x.type && !(x.type == HALF && c.computes == FLOAT), NOT_SUPPORTED);
+        REFUSE_IF(c.groups < 1 || w.shape[1] * c.groups != x.shape[1] || w.shape[0] % c.groups, BAD_PARAM);
+        REFUSE_IF(y.shape[0] != x.shape[0] || y.shape[1] != w.shape[0], BAD_PARAM);
         for (size_t i = 0; i < dims; i++) {
             int reach = (w.shape[i + 2] - 1) * c.dilation[i] + 1;
             int size = x.shape[i + 2] + 2 * c.pad[i] - reach;
-            if (size < 0 || y.shape[i + 2] != size / c.stride[i] + 1) return BAD_PARAM;
+            REFUSE_IF(size < 0 || y.shape[i + 2] != size / c.stride[i] + 1, BAD_PARAM);
         }
         return SUCCESS;
     }
@@ -41,6 +42,9 @@ struct Problem {
             if ((size != 3 && size != 5) || convolution.stride[i] != 1 || convolution.dilation[i] != 1) return false;
         }
         return groups == 1 && dims == 2;
+    }
+    template <class T> auto factor() const {  // what is multiplied, of what is stored
+        return [rounds = rounds_operands<T>(convolution.math)](T value) { return rounds ? Sum<T>(tf32(value)) : Sum<T>(value); };
     }
     bool spread() const {
         return std::any_of(convolution.dilation.begin(), convolution.dilation.end(), [](int d) { return d > 1; });
@@ -120,10 +124,11 @@ void multiply(int rows, int inner, int columns, const S* a, const S* b, S* out, 
 template <class T, class S> std::vector<S> weights(const Problem& p, const T* w, int group, bool turned) {
     std::vector<S> out((size_t)p.outs * p.rows());
     Planes planes(p.w);
+    auto factor = p.factor<T>();
     int r = 0;
     for (int c = 0; c < p.ins; c++) for (int place = 0; place < p.windows.places; place++, r++)
         for (int o = 0; o < p.outs; o++) {
-            S value = w[planes.at(group * p.outs + o, c, place)];
+            S value = factor(w[planes.at(group * p.outs + o, c, place)]);
             out[turned ? (size_t)r * p.outs + o : (size_t)o * p.rows() + r] = value;
         }
     return out;
@@ -132,22 +137,24 @@ template <class T, class S> std::vector<S> weights(const Problem& p, const T* w,
 // What the windows of an image see: rows of a window by positions, or turned.
 template <class T, class S> void see(const Problem& p, const T* x, int image, int group, bool turned, std::vector<S>& out) {
     int positions = p.windows.positions, rows = p.rows(), r = 0;
+    auto factor = p.factor<T>();
     out.resize((size_t)rows * positions);
     for (int c = 0; c < p.ins; c++) {
         const T* from = x + (size_t)image * p.x.strides[0] + (size_t)(group * p.ins + c) * p.x.strides[1];
         for (int place = 0; place < p.windows.places; place++, r++)
             for (int q = 0; q < positions; q++) {
                 int at = p.windows.at(place, q);
-                out[turned ? (size_t)q * rows + r : (size_t)r * positions + q] = at < 0 ? S(0) : S(from[at]);
+                out[turned ? (size_t)q * rows + r : (size_t)r * positions + q] = at < 0 ? S(0) : factor(from[at]);
             }
     }
 }
 
 template <class T, class S> void outputs(const Problem& p, const T* y, int image, int group, std::vector<S>& out) {
     Planes planes(p.y);
+    auto factor = p.factor<T>();
     out.resize((size_t)p.outs * planes.positions);
     for (int o = 0, i = 0; o < p.outs; o++)
-        for (int q = 0; q < planes.positions; q++) out[i++] = y[planes.at(image, group * p.outs + o, q)];
+        for (int q = 0; q < planes.positions; q++) out[i++] = factor(y[planes.at(image, group * p.outs + o, q)]);
 }
 
 template <class T> void forward(const Problem& p, const T* x, const T* w, T* y, Scale scale, int variant) {
@@ -217,12 +224,12 @@ struct Operands { const void *x, *w, *y; };  // one of them is written into
 int run(void* h, Pass pass, Tensor* xt, Tensor* wt, Convolution* c, Tensor* yt, Operands at, int number,
         void* workspace, size_t room, const void* al, const void* be) {
     if (int status = Problem::check(*xt, *wt, *c, *yt)) return status;
-    if (pass != FORWARD && !(xt->dense() && wt->dense())) return NOT_SUPPORTED;
+    REFUSE_IF(pass != FORWARD && !(xt->dense() && wt->dense()), NOT_SUPPORTED);
     auto problem = std::make_shared<Problem>(*xt, *wt, *c, *yt);
     auto all = algorithms(pass, *problem);
     auto chosen = std::find_if(all.begin(), all.end(), [=](auto& a) { return a.number == number; });
-    if (chosen == all.end()) return NOT_SUPPORTED;
-    if (room < chosen->room || (chosen->room && !on_device(workspace))) return BAD_PARAM;
+    REFUSE_IF(chosen == all.end(), NOT_SUPPORTED);
+    REFUSE_IF(room < chosen->room || (chosen->room && !on_device(workspace)), BAD_PARAM);
     int variant = variant_of(*chosen);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
@@ -241,20 +248,34 @@ int run(void* h, Pass pass, Tensor* xt, Tensor* wt, Convolution* c, Tensor* yt, 
 
 // ---- which algorithm? --------------------------------------------------------------------
 struct Performance { int number, status; float milliseconds; size_t room; int repeats, math, reserved[3]; };
+static_assert(sizeof(Performance) == 48 && offsetof(Performance, room) == 16 && offsetof(Performance, math) == 28);
 
-int list(std::vector<Algorithm>& found, const Convolution& c, int wanted, int* count, Performance* out) {
-    *count = std::min<int>(wanted, found.size());
-    for (int i = 0; i < *count; i++) {
-        auto& a = found[i];
-        out[i] = {a.number, SUCCESS, float(a.seconds * 1e3), a.room, a.repeats, c.math, {}};
+int count_of(Pass pass) { return pass == FORWARD ? 8 : pass == DATA ? 6 : 7; }
+
+// What is found, the fastest first, and behind it, with a status, what does not do.
+int list(Pass pass, const std::vector<Algorithm>& found, size_t room, const Convolution& c, int wanted, int* count, Performance* out) {
+    REFUSE_IF(wanted < 1, BAD_PARAM);
+    std::vector<Performance> all;
+    std::vector<bool> listed(count_of(pass));
+    for (auto& a : found)
+        if (a.room <= room) {
+            all.push_back({a.number, SUCCESS, float(a.seconds * 1e3), a.room, a.repeats, c.math, {}});
+            listed[a.number] = true;
+        }
+    for (auto& a : found) {
+        if (!listed[a.number]) all.push_back({a.number, ALLOC_FAILED, -1, a.room, a.repeats, c.math, {}});
+        listed[a.number] = true;
     }
+    for (int number = 0; number < count_of(pass); number++)
+        if (!listed[number]) all.push_back({number, NOT_SUPPORTED, -1, 0, 0, c.math, {}});
+    *count = std::min<int>(wanted, all.size());
+    std::copy_n(all.begin(), *count, out);
     return SUCCESS;
 }
 
 int get(Pass pass, Tensor* x, Tensor* w, Convolution* c, Tensor* y, int wanted, int* count, Performance* out) {
     if (int status = Problem::check(*x, *w, *c, *y)) return status;
-    auto found = algorithms(pass, Problem(*x, *w, *c, *y));
-    return list(found, *c, wanted, count, out);
+    return list(pass, algorithms(pass, Problem(*x, *w, *c, *y)), SIZE_MAX, *c, wanted, count, out);
 }
 
 // Runs what fits into the workspace, waits for it, and sorts by times that EMU_SEED shakes.
@@ -263,26 +284,27 @@ int find(void* h, Pass pass, Tensor* x, Tensor* w, Convolution* c, Tensor* y, Op
     if (int status = Problem::check(*x, *w, *c, *y)) return status;
     static uint64_t const seed = getenv("EMU_SEED") ? strtoull(getenv("EMU_SEED"), nullptr, 10) : 0;
     auto found = algorithms(pass, Problem(*x, *w, *c, *y));
-    found.erase(std::remove_if(found.begin(), found.end(), [=](auto& a) { return a.room > room; }), found.end());
     double const one[] = {1}, none[] = {0};
     float const one_f[] = {1}, none_f[] = {0};
     bool is_double = x->type == DOUBLE;
     for (auto& a : found) {
-        run(h, pass, x, w, c, y, at, a.number, workspace, room, is_double ? (const void*)one : one_f,
-            is_double ? (const void*)none : none_f);
+        if (a.room > room) continue;
+        int status = run(h, pass, x, w, c, y, at, a.number, workspace, room, is_double ? (const void*)one : one_f,
+                         is_double ? (const void*)none : none_f);
+        if (status) return status;
         if (seed) a.seconds *= 1 + (mixed(seed, calls++) % 1000) / 2000.;
     }
     std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.seconds < b.seconds; });
     Lock lock(mutex);
     drain(((Context*)h)->stream);
-    return list(found, *c, wanted, count, out);
+    return list(pass, found, room, *c, wanted, count, out);
 }
 
 int room_of(Pass pass, Tensor* x, Tensor* w, Convolution* c, Tensor* y, int number, size_t* out) {
     if (int status = Problem::check(*x, *w, *c, *y)) return status;
     for (auto& a : algorithms(pass, Problem(*x, *w, *c, *y)))
         if (a.number == number) { *out = a.room; return SUCCESS; }
-    return NOT_SUPPORTED;
+    return refuse(NOT_SUPPORTED, "no such algorithm for these shapes");
 }
 
 }  // namespace
@@ -292,6 +314,9 @@ using namespace emu;
 using namespace emu::dnn;
 
 extern "C" {
+int cudnnGetConvolutionForwardAlgorithmMaxCount(void*, int* out) { *out = count_of(FORWARD); return SUCCESS; }
+int cudnnGetConvolutionBackwardDataAlgorithmMaxCount(void*, int* out) { *out = count_of(DATA); return SUCCESS; }
+int cudnnGetConvolutionBackwardFilterAlgorithmMaxCount(void*, int* out) { *out = count_of(FILTER); return SUCCESS; }
 int cudnnGetConvolutionForwardAlgorithm_v7(void*, Tensor* x, Tensor* w, Convolution* c, Tensor* y, int wanted, int* count, Performance* out) {
     return get(FORWARD, x, w, c, y, wanted, count, out);
 }
@@ -335,7 +360,7 @@ int cudnnConvolutionBackwardFilter(void* h, const void* al, Tensor* xt, const vo
     return run(h, FILTER, xt, wt, c, yt, {x, w, y}, number, workspace, room, al, be);
 }
 int cudnnConvolutionBackwardBias(void* h, const void* al, Tensor* yt, const void* y, const void* be, Tensor* bt, void* b) {
-    if (yt->type != bt->type || bt->shape[1] != yt->shape[1]) return BAD_PARAM;
+    REFUSE_IF(yt->type != bt->type || bt->shape[1] != yt->shape[1], BAD_PARAM);
     return with_type(yt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, yt->type), t = *yt] {

@@ -74,8 +74,8 @@ int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void*, int mode, int, Tens
 int cudnnBatchNormalizationForwardTrainingEx(void* h, int mode, int ops, const void* al, const void* be, Tensor* xt, const void* x,
         Tensor*, const void*, Tensor* yt, void* y, Tensor* bt, const void* gamma, const void* beta, double factor, void* mean_,
         void* variance_, double epsilon, void* save_mean, void* save_inverse, void*, void* workspace, size_t room, void*, size_t) {
-    if (ops) return NOT_SUPPORTED;
-    if (!good(*xt, *yt) || (save_mean == nullptr) != (save_inverse == nullptr)) return BAD_PARAM;
+    REFUSE_IF(ops, NOT_SUPPORTED);
+    REFUSE_IF(!good(*xt, *yt) || (save_mean == nullptr) != (save_inverse == nullptr), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), groups = Groups(*xt, mode), xt = *xt, bytes = bt->bytes()] {
@@ -108,7 +108,7 @@ int cudnnBatchNormalizationForwardTrainingEx(void* h, int mode, int ops, const v
 }
 int cudnnBatchNormalizationForwardInference(void* h, int mode, const void* al, const void* be, Tensor* xt, const void* x, Tensor* yt,
         void* y, Tensor* bt, const void* gamma, const void* beta, const void* mean, const void* variance, double epsilon) {
-    if (!good(*xt, *yt)) return BAD_PARAM;
+    REFUSE_IF(!good(*xt, *yt), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), groups = Groups(*xt, mode), all = xt->bytes(), bytes = bt->bytes()] {
@@ -130,8 +130,8 @@ int cudnnBatchNormalizationBackwardEx(void* h, int mode, int ops, const void* al
         Tensor* xt, const void* x, Tensor*, const void*, Tensor* gyt, const void* gy, Tensor*, void*, Tensor* gxt, void* gx, Tensor* bt,
         const void* gamma, const void*, void* ggamma, void* gbeta, double epsilon, const void* mean, const void* inverse, void*,
         void* workspace, size_t room, void*, size_t) {
-    if (ops) return NOT_SUPPORTED;
-    if (!good(*xt, *gyt) || !good(*xt, *gxt) || room < Groups(*xt, mode).count() * 2 * sizeof(float)) return BAD_PARAM;
+    REFUSE_IF(ops, NOT_SUPPORTED);
+    REFUSE_IF(!good(*xt, *gyt) || !good(*xt, *gxt) || room < Groups(*xt, mode).count() * 2 * sizeof(float), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), param = Scale(alp, bep, xt->type), groups = Groups(*xt, mode), xt = *xt, bytes = bt->bytes()] {
@@ -164,7 +164,7 @@ int cudnnDropoutGetReserveSpaceSize(Tensor* x, size_t* out) { *out = (x->count()
 int cudnnSetDropoutDescriptor(Dropout* d, void* h, float ratio, void* states, size_t bytes, unsigned long long seed) {
     d->ratio = ratio;
     if (!states) return SUCCESS;
-    if (bytes < STATES_BYTES) return BAD_PARAM;
+    REFUSE_IF(bytes < STATES_BYTES, BAD_PARAM);
     d->states = states;
     launch(h, [=] {
         write(states, bytes);
@@ -176,7 +176,7 @@ int cudnnSetDropoutDescriptor(Dropout* d, void* h, float ratio, void* states, si
 int cudnnDropoutForward(void* h, Dropout* d, Tensor* xt, const void* x, Tensor* yt, void* y, void* reserve, size_t bytes) {
     size_t needed;
     cudnnDropoutGetReserveSpaceSize(xt, &needed);
-    if (!good(*xt, *yt) || bytes < needed || !d->states) return BAD_PARAM;
+    REFUSE_IF(!good(*xt, *yt) || bytes < needed || !d->states, BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, n = xt->count(), d = *d] {
@@ -189,7 +189,7 @@ int cudnnDropoutForward(void* h, Dropout* d, Tensor* xt, const void* x, Tensor* 
     });
 }
 int cudnnDropoutBackward(void* h, Dropout* d, Tensor* gyt, const void* gy, Tensor* gxt, void* gx, void* reserve, size_t bytes) {
-    if (!good(*gyt, *gxt)) return BAD_PARAM;
+    REFUSE_IF(!good(*gyt, *gxt), BAD_PARAM);
     return with_type(gyt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, n = gyt->count(), d = *d] {
@@ -204,7 +204,7 @@ int cudnnDropoutBackward(void* h, Dropout* d, Tensor* gyt, const void* gy, Tenso
 // ---- spatial transformer: bilinear, nothing outside ----------------------------------------
 DESCRIPTOR(SpatialTransformerDescriptor, Sampler)
 int cudnnSetSpatialTransformerNdDescriptor(Sampler* s, int type, int, int dims, const int* shape) {
-    if (type != 0 || dims != 4) return NOT_SUPPORTED;
+    REFUSE_IF(type != 0 || dims != 4, NOT_SUPPORTED);
     *s = {type, {shape, shape + dims}};
     return SUCCESS;
 }
@@ -244,8 +244,8 @@ int cudnnSpatialTfGridGeneratorBackward(void* h, Sampler* s, const void* ggrid, 
 }
 int cudnnSpatialTfSamplerForward(void* h, Sampler* s, const void* al, Tensor* xt, const void* x, const void* grid,
                                  const void* be, Tensor* yt, void* y) {
-    if (xt->type != FLOAT || yt->type != FLOAT) return NOT_SUPPORTED;
-    if (yt->shape != s->shape || xt->shape[1] != yt->shape[1]) return BAD_PARAM;
+    REFUSE_IF(xt->type != FLOAT || yt->type != FLOAT, NOT_SUPPORTED);
+    REFUSE_IF(yt->shape != s->shape || xt->shape[1] != yt->shape[1], BAD_PARAM);
     launch(h, [=, scale = Scale(al, be, FLOAT), xt = *xt, yt = *yt] {
         Planes in(xt), out(yt);
         read(x, xt.bytes()), read(grid, (size_t)out.batch * out.positions * 2 * sizeof(float));
@@ -264,8 +264,8 @@ int cudnnSpatialTfSamplerForward(void* h, Sampler* s, const void* al, Tensor* xt
 }
 int cudnnSpatialTfSamplerBackward(void* h, Sampler* s, const void* al, Tensor* xt, const void* x, const void* be, Tensor* gxt, void* gx,
                                   const void* alg, Tensor* gyt, const void* gy, const void* grid, const void* beg, void* ggrid) {
-    if (xt->type != FLOAT) return NOT_SUPPORTED;
-    if (!good(*xt, *gxt) || gyt->shape != s->shape) return BAD_PARAM;
+    REFUSE_IF(xt->type != FLOAT, NOT_SUPPORTED);
+    REFUSE_IF(!good(*xt, *gxt) || gyt->shape != s->shape, BAD_PARAM);
     launch(h, [=, scale = Scale(al, be, FLOAT), other = Scale(alg, beg, FLOAT), xt = *xt, yt = *gyt] {
         Planes in(xt), out(yt);
         size_t grid_bytes = (size_t)out.batch * out.positions * 2 * sizeof(float);

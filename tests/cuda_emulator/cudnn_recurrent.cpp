@@ -1,50 +1,8 @@
-// cuDNN: recurrent layers over packed sequences, the longest first.
-#include "cudnn.h"
+// Recurrent layers: the arithmetic.
+#include "cudnn_recurrent.h"
 
 namespace emu::dnn {
 namespace {
-
-enum Mode { RELU, TANH, LSTM, GRU };
-
-struct Recurrent {
-    int units = 0, layers = 0, directions = 1, mode = 0, type = 0;
-    Dropout* dropout = nullptr;
-    int gates() const { return mode == LSTM ? 4 : mode == GRU ? 3 : 1; }
-    int inputs(int layer, int first) const { return layer ? directions * units : first; }
-    size_t matrix(int number, int inputs) const { return (size_t)units * (number < gates() ? inputs : units); }
-
-    // Of a matrix or, behind all matrices, of a bias; in elements. Past the last: the size.
-    size_t offset(int pseudo, int number, int first, bool bias) const {
-        size_t sum = 0;
-        for (int q = 0; q < (bias ? layers * directions : pseudo + 1); q++)
-            for (int i = 0; i < (bias || q < pseudo ? 2 * gates() : number); i++)
-                sum += matrix(i, inputs(q / directions, first));
-        return bias ? sum + ((size_t)pseudo * 2 * gates() + number) * units : sum;
-    }
-    size_t count(int first) const { return offset(layers * directions, 0, first, true); }
-};
-
-struct Steps {
-    std::vector<int> batch, first;  // sequences that go on, and the first row, of each step
-    int rows = 0, inputs = 0;
-    bool good = true;
-    Steps(int count, Tensor* const* xs) {
-        inputs = xs[0]->shape[1];
-        for (int t = 0; t < count; t++) {
-            batch.push_back(xs[t]->shape[0]);
-            first.push_back(rows);
-            rows += batch[t];
-            good = good && xs[t]->shape[1] == inputs && (!t || batch[t] <= batch[t - 1]);
-        }
-    }
-    int count() const { return batch.size(); }
-    int at(int step, bool backwards) const { return backwards ? count() - 1 - step : step; }
-    // Row of what a sequence had before, or -1 where it begins.
-    int before(int t, int b, bool backwards) const {
-        int other = backwards ? t + 1 : t - 1;
-        return other >= 0 && other < count() && b < batch[other] ? first[other] + b : -1;
-    }
-};
 
 // What forward leaves for backward, and backward of data for that of weights.
 template <class S> struct Reserve {
@@ -66,31 +24,55 @@ template <class S> struct Reserve {
 
 template <class S> S sigmoid(S x) { return S(1) / (S(1) + std::exp(-x)); }
 
-// out[u] += matrix (units x inputs) in
-template <class T, class S> void add_product(int units, int inputs, const T* matrix, const S* in, S* out) {
-    for (int u = 0; u < units; u++) {
-        S sum = 0;
-        for (int k = 0; k < inputs; k++) sum += S(matrix[(size_t)u * inputs + k]) * in[k];
-        out[u] += sum;
-    }
-}
-template <class T, class S> void add_turned(int units, int inputs, const T* matrix, const S* in, S* out) {
-    for (int u = 0; u < units; u++)
-        for (int k = 0; k < inputs; k++) out[k] += S(matrix[(size_t)u * inputs + k]) * in[u];
-}
-
 template <class T> struct Pass {
     using S = Sum<T>;
     Recurrent r;
     Steps steps;
     const T *w, *hx, *cx;
     Reserve<S> keep;
+    bool rounds = rounds_operands<T>(r.math);
+
+    S factor(S value) const { return rounds ? S(tf32(value)) : value; }
+    // out[u] += matrix (units x inputs) in
+    void add_product(int units, int inputs, const T* matrix, const S* in, S* out) const {
+        for (int u = 0; u < units; u++) {
+            S sum = 0;
+            for (int step = 0; step < inputs; step++) {
+                int k = r.algorithm ? inputs - 1 - step : step;
+                sum += factor(matrix[(size_t)u * inputs + k]) * factor(in[k]);
+            }
+            out[u] += sum;
+        }
+    }
+    void add_turned(int units, int inputs, const T* matrix, const S* in, S* out) const {
+        for (int step = 0; step < units; step++) {
+            int u = r.algorithm ? units - 1 - step : step;
+            for (int k = 0; k < inputs; k++) out[k] += factor(matrix[(size_t)u * inputs + k]) * factor(in[u]);
+        }
+    }
+    std::vector<S> load(const T* from, int wide) const {
+        std::vector<S> out((size_t)steps.rows * wide);
+        for (int i = 0; i < steps.rows; i++) std::copy_n(from + (size_t)steps.places[i] * wide, wide, &out[(size_t)i * wide]);
+        return out;
+    }
+    void store(const S* from, int wide, T* to, const std::vector<char>& fill) const {
+        T padding = T(NAN);
+        if (!fill.empty()) memcpy(&padding, fill.data(), sizeof(T));
+        if (steps.rows < steps.all_rows) std::fill_n(to, (size_t)steps.all_rows * wide, padding);
+        for (int i = 0; i < steps.rows; i++)
+            for (int k = 0; k < wide; k++) to[(size_t)steps.places[i] * wide + k] = from[(size_t)i * wide + k];
+    }
+    // The outputs that backward is given are those that it uses.
+    void take(const T* y) const {
+        auto given = load(y, width());
+        std::copy(given.begin(), given.end(), keep.outputs(r.layers - 1));
+    }
 
     int units() const { return r.units; }
     int width() const { return r.units * r.directions; }
     const T* matrix(int q, int number) const { return w + r.offset(q, number, steps.inputs, false); }
     const T* bias(int q, int number) const { return w + r.offset(q, number, steps.inputs, true); }
-    size_t state(int q, int b) const { return ((size_t)q * steps.batch[0] + b) * r.units; }
+    size_t state(int q, int b) const { return ((size_t)q * steps.sequences + steps.order[b]) * r.units; }
 
     void start(int q, int b, const T* from, std::vector<S>& out) const {
         out.assign(r.units, 0);
@@ -129,25 +111,26 @@ template <class T> struct Pass {
             add_product(H, H, matrix(q, G + k), before.data(), to);
         }
         if (r.mode < LSTM) {
-            for (int u = 0; u < H; u++) out[u] = g[u] = r.mode == TANH ? std::tanh(g[u]) : std::max(g[u], S(0));
+            for (int u = 0; u < H; u++) out[u] = g[u] = T(r.mode == TANH ? std::tanh(g[u]) : std::max(g[u], S(0)));
         } else if (r.mode == LSTM) {
             auto cells = cell_before(q, t, b);
             for (int u = 0; u < H; u++) {
                 for (int k = 0; k < 4; k++) g[k * H + u] = k == 2 ? std::tanh(g[k * H + u]) : sigmoid(g[k * H + u]);
                 S c = keep.cells(q)[(size_t)row * H + u] = g[H + u] * cells[u] + g[u] * g[2 * H + u];
-                out[u] = g[3 * H + u] * std::tanh(c);
+                out[u] = T(g[3 * H + u] * std::tanh(c));
             }
         } else {
             for (int u = 0; u < H; u++) {
                 g[u] = sigmoid(g[u]), g[H + u] = sigmoid(g[H + u]);
                 g[2 * H + u] = std::tanh(g[2 * H + u] + g[u] * extra[u]);
-                out[u] = (1 - g[H + u]) * g[2 * H + u] + g[H + u] * before[u];
+                out[u] = T((1 - g[H + u]) * g[2 * H + u] + g[H + u] * before[u]);
             }
         }
     }
 
-    void forward(const T* x, T* y, T* hy, T* cy, bool training) {
-        std::vector<S> in(x, x + (size_t)steps.rows * steps.inputs);
+    void forward(const Arrays& at, bool training) {
+        auto in = load((const T*)at.x, steps.inputs);
+        T *hy = (T*)at.h, *cy = r.mode == LSTM ? (T*)at.c : nullptr;
         size_t all = (size_t)steps.rows * width();
         for (int l = 0; l < r.layers; l++) {
             for (int d = 0; d < r.directions; d++)
@@ -166,17 +149,20 @@ template <class T> struct Pass {
             }
             for (size_t i = 0; i < all; i++) dropped[i] = out[i] * mask[i];
         }
-        std::copy_n(keep.outputs(r.layers - 1), all, y);
-        for (int q = 0; q < r.layers * r.directions; q++)
-            for (int b = 0; b < steps.batch[0]; b++) {
-                int last = 0;
-                while (last + 1 < steps.count() && b < steps.batch[last + 1]) last++;
-                size_t row = steps.first[q % r.directions ? 0 : last] + b;
-                for (int u = 0; u < r.units; u++) {
-                    size_t to = state(q, b) + u;
-                    if (hy) hy[to] = keep.outputs(q / r.directions)[row * width() + q % r.directions * r.units + u];
-                    if (cy && r.mode == LSTM) cy[to] = keep.cells(q)[row * r.units + u];
+        store(keep.outputs(r.layers - 1), width(), (T*)at.out, at.fill);
+        for (int q = 0; q < r.pseudo_layers(); q++)
+            for (int b = 0; b < steps.sequences; b++) {
+                int length = 0;
+                while (length < steps.count() && b < steps.batch[length]) length++;
+                std::vector<S> h, c;
+                start(q, b, hx, h), start(q, b, cx, c);  // of a sequence without a step
+                if (length) {
+                    size_t row = steps.first[q % r.directions ? 0 : length - 1] + b;
+                    std::copy_n(keep.outputs(q / r.directions) + row * width() + q % r.directions * r.units, r.units, h.data());
+                    std::copy_n(keep.cells(q) + row * r.units, r.units, c.data());
                 }
+                if (hy) std::copy(h.begin(), h.end(), hy + state(q, b));
+                if (cy) std::copy(c.begin(), c.end(), cy + state(q, b));
             }
     }
 
@@ -213,16 +199,19 @@ template <class T> struct Pass {
         return keep.slopes(q) + (row * r.gates() + gate) * r.units;
     }
 
-    void backward_data(const T* dy, const T* dhy, const T* dcy, T* dx, T* dhx, T* dcx) {
+    void backward_data(const Arrays& at) {
+        take((const T*)at.y);
         size_t all = (size_t)steps.rows * width();
-        std::vector<S> upper(dy, dy + all), lower, dh(r.units);
+        T *dhx = (T*)at.h, *dcx = r.mode == LSTM ? (T*)at.c : nullptr;
+        auto *dhy = (const T*)at.dhy, *dcy = r.mode == LSTM ? (const T*)at.dcy : nullptr;
+        std::vector<S> upper = load((const T*)at.dy, width()), lower, dh(r.units);
         for (int l = r.layers; l-- > 0; upper = lower) {
             int inputs = r.inputs(l, steps.inputs);
             lower.assign((size_t)steps.rows * inputs, 0);
             for (int d = 0; d < r.directions; d++) {
                 int q = l * r.directions + d;
-                std::vector<std::vector<S>> h(steps.batch[0]), c(steps.batch[0]);
-                for (int b = 0; b < steps.batch[0]; b++) start(q, b, dhy, h[b]), start(q, b, r.mode == LSTM ? dcy : nullptr, c[b]);
+                std::vector<std::vector<S>> h(steps.sequences), c(steps.sequences);
+                for (int b = 0; b < steps.sequences; b++) start(q, b, dhy, h[b]), start(q, b, dcy, c[b]);
                 for (int s = steps.count(); s-- > 0;) {
                     int t = steps.at(s, d);
                     for (int b = 0; b < steps.batch[t]; b++) {
@@ -233,23 +222,25 @@ template <class T> struct Pass {
                             add_turned(r.units, inputs, matrix(q, k), keep.slopes(q) + (row * r.gates() + k) * r.units, &lower[row * inputs]);
                     }
                 }
-                for (int b = 0; b < steps.batch[0]; b++) for (int u = 0; u < r.units; u++) {
-                    if (dhx) dhx[state(q, b) + u] = h[b][u];
-                    if (dcx && r.mode == LSTM) dcx[state(q, b) + u] = c[b][u];
+                for (int b = 0; b < steps.sequences; b++) {
+                    if (dhx) std::copy(h[b].begin(), h[b].end(), dhx + state(q, b));
+                    if (dcx) std::copy(c[b].begin(), c[b].end(), dcx + state(q, b));
                 }
             }
             if (l) for (size_t i = 0; i < all; i++) lower[i] *= keep.mask(l - 1)[i];
         }
-        std::copy(upper.begin(), upper.end(), dx);
+        store(upper.data(), steps.inputs, (T*)at.out, at.fill);
     }
 
-    void backward_weights(const T* x, T* dw) {
-        std::vector<S> in(x, x + (size_t)steps.rows * steps.inputs), sums(r.count(steps.inputs));
+    void backward_weights(const Arrays& at) {
+        take((const T*)at.y);
+        auto in = load((const T*)at.x, steps.inputs);
+        std::vector<S> sums(r.count(steps.inputs));
         auto add = [&](size_t at, const S* slope, const S* value, int count) {
-            for (int u = 0; u < r.units; u++) for (int k = 0; k < count; k++) sums[at + (size_t)u * count + k] += slope[u] * value[k];
+            for (int u = 0; u < r.units; u++) for (int k = 0; k < count; k++) sums[at + (size_t)u * count + k] += factor(slope[u]) * factor(value[k]);
         };
         S const one = 1;
-        for (int q = 0; q < r.layers * r.directions; q++) for (int t = 0; t < steps.count(); t++)
+        for (int q = 0; q < r.pseudo_layers(); q++) for (int t = 0; t < steps.count(); t++)
             for (int b = 0; b < steps.batch[t]; b++) {
                 int row = steps.first[t] + b, l = q / r.directions, G = r.gates();
                 auto before = hidden_before(q, t, b);
@@ -261,114 +252,90 @@ template <class T> struct Pass {
                     add(r.offset(q, G + k, steps.inputs, true), past, &one, 1);
                 }
             }
+        T* dw = (T*)at.out;
         for (size_t i = 0; i < sums.size(); i++) dw[i] += sums[i];
     }
 };
 
+struct Bytes {  // of arrays
+    size_t x, y, states, weights;
+    Bytes(const Recurrent& r, const Steps& steps) {
+        size_t item = r.part(0, 1).item();
+        x = item * steps.all_rows * steps.inputs, y = item * steps.all_rows * r.units * r.directions;
+        states = item * r.pseudo_layers() * steps.sequences * r.units, weights = item * r.count(steps.inputs);
+    }
+};
+
+void read_given(const void* pointer, size_t bytes) { if (pointer) read(pointer, bytes); }
+void write_given(void* pointer, size_t bytes) { if (pointer) write(pointer, bytes); }
+void spoil(const Arrays& at) { write(at.workspace, at.room), memset(at.workspace, 0x5A, at.room); }
+
+}  // namespace
+
+size_t training_room(const Recurrent& r, const Steps& steps) {
+    return INFERENCE_ROOM + (size_t)steps.sequences * r.units * r.gates() * 8;
+}
 size_t reserve_bytes(const Recurrent& r, const Steps& steps) {
     Reserve<float> all{r, (size_t)steps.rows, nullptr};
     return all.count() * (r.type == DOUBLE ? 8 : 4);
 }
-size_t constexpr ROOM = 4096;
 
-int part(Recurrent* r, int pseudo, Tensor* x, void* w, int number, Tensor* out, void** at, bool bias) {
-    if (pseudo >= r->layers * r->directions || number >= 2 * r->gates()) return BAD_PARAM;
-    int inputs = x->shape[1], wide = number < r->gates() ? r->inputs(pseudo / r->directions, inputs) : r->units;
-    lay_out(*out, r->type, {1, r->units, bias ? 1 : wide}, 0);
-    *at = (char*)w + r->offset(pseudo, number, inputs, bias) * out->item();
-    return SUCCESS;
-}
-
-}  // namespace
-}  // namespace emu::dnn
-
-using namespace emu;
-using namespace emu::dnn;
-
-extern "C" {
-DESCRIPTOR(RNNDescriptor, Recurrent)
-int cudnnSetRNNDescriptor_v6(void*, Recurrent* r, int units, int layers, Dropout* dropout, int input, int directions, int mode, int, int type) {
-    if (input || mode > GRU) return NOT_SUPPORTED;
-    *r = {units, layers, directions + 1, mode, type, dropout};
-    return SUCCESS;
-}
-int cudnnGetRNNWorkspaceSize(void*, Recurrent*, int, Tensor**, size_t* out) { *out = ROOM; return SUCCESS; }
-int cudnnGetRNNTrainingReserveSize(void*, Recurrent* r, int count, Tensor** xs, size_t* out) {
-    *out = reserve_bytes(*r, Steps(count, xs));
-    return SUCCESS;
-}
-int cudnnGetRNNParamsSize(void*, Recurrent* r, Tensor* x, size_t* out, int type) {
-    *out = r->count(x->shape[1]) * Tensor{type}.item();
-    return SUCCESS;
-}
-int cudnnGetRNNLinLayerMatrixParams(void*, Recurrent* r, int pseudo, Tensor* x, Tensor*, void* w, int number, Tensor* out, void** at) {
-    return part(r, pseudo, x, w, number, out, at, false);
-}
-int cudnnGetRNNLinLayerBiasParams(void*, Recurrent* r, int pseudo, Tensor* x, Tensor*, void* w, int number, Tensor* out, void** at) {
-    return part(r, pseudo, x, w, number, out, at, true);
-}
-static int run_forward(void* h, Recurrent* r, int count, Tensor** xs, const void* x, const void* hx, const void* cx, Tensor* wt,
-                       const void* w, void* y, void* hy, void* cy, void* workspace, size_t room, void* reserve, size_t bytes, bool training) {
-    Steps steps(count, xs);
-    if (!steps.good || room < ROOM || (training && bytes < reserve_bytes(*r, steps))) return BAD_PARAM;
-    if (wt->count() < r->count(steps.inputs)) return BAD_PARAM;
-    return with_type(r->type, [&](auto zero) {
+int recurrent_forward(void* h, const Recurrent& r, Steps steps, Arrays at, bool training) {
+    REFUSE_IF(!steps.good, BAD_PARAM);
+    REFUSE_IF(at.room < (training ? training_room(r, steps) : INFERENCE_ROOM), BAD_PARAM);
+    REFUSE_IF(training && at.reserved < reserve_bytes(r, steps), BAD_PARAM);
+    return with_type(r.type, [&](auto zero) {
         using T = decltype(zero);
         using S = Sum<T>;
-        launch(h, [=, r = *r, copy = r->dropout ? *r->dropout : Dropout()]() mutable {
-            size_t item = sizeof(T), all = (size_t)steps.rows * r.units * r.directions;
-            read(x, (size_t)steps.rows * steps.inputs * item), read(w, r.count(steps.inputs) * item);
-            write(y, all * item), write(workspace, room);
-            memset(workspace, 0x5A, room);
-            r.dropout = &copy;
+        launch(h, [=, r = r, dropout = r.dropout ? *r.dropout : Dropout()]() mutable {
+            Bytes bytes(r, steps);
+            read(at.x, bytes.x), read(at.w, bytes.weights), read_given(at.hx, bytes.states);
+            write(at.out, bytes.y), write_given(at.h, bytes.states), spoil(at);
+            if (r.mode == LSTM) read_given(at.cx, bytes.states), write_given(at.c, bytes.states);
+            r.dropout = &dropout;
             std::vector<S> own;
-            S* start = (S*)reserve;
-            if (training) write(reserve, reserve_bytes(r, steps));
+            S* start = (S*)at.reserve;
+            if (training) write(at.reserve, reserve_bytes(r, steps));
             else own.resize(Reserve<S>{r, (size_t)steps.rows, nullptr}.count()), start = own.data();
-            Pass<T> pass{r, steps, (const T*)w, (const T*)hx, (const T*)cx, {r, (size_t)steps.rows, start}};
-            pass.forward((const T*)x, (T*)y, (T*)hy, (T*)cy, training);
+            Pass<T> pass{r, steps, (const T*)at.w, (const T*)at.hx, (const T*)at.cx, {r, (size_t)steps.rows, start}};
+            pass.forward(at, training);
         });
     });
 }
-int cudnnRNNForwardTraining(void* h, Recurrent* r, int count, Tensor** xs, const void* x, Tensor*, const void* hx, Tensor*, const void* cx,
-                            Tensor* wt, const void* w, Tensor**, void* y, Tensor*, void* hy, Tensor*, void* cy, void* workspace, size_t room,
-                            void* reserve, size_t bytes) {
-    return run_forward(h, r, count, xs, x, hx, cx, wt, w, y, hy, cy, workspace, room, reserve, bytes, true);
-}
-int cudnnRNNForwardInference(void* h, Recurrent* r, int count, Tensor** xs, const void* x, Tensor*, const void* hx, Tensor*, const void* cx,
-                             Tensor* wt, const void* w, Tensor**, void* y, Tensor*, void* hy, Tensor*, void* cy, void* workspace, size_t room) {
-    return run_forward(h, r, count, xs, x, hx, cx, wt, w, y, hy, cy, workspace, room, nullptr, 0, false);
-}
-int cudnnRNNBackwardData(void* h, Recurrent* r, int count, Tensor** ys, const void*, Tensor**, const void* dy, Tensor*, const void* dhy,
-                         Tensor*, const void* dcy, Tensor*, const void* w, Tensor*, const void* hx, Tensor*, const void* cx, Tensor** dxs,
-                         void* dx, Tensor*, void* dhx, Tensor*, void* dcx, void* workspace, size_t room, void* reserve, size_t bytes) {
-    Steps steps(count, dxs);
-    if (!steps.good || room < ROOM || bytes < reserve_bytes(*r, steps)) return BAD_PARAM;
-    return with_type(r->type, [&](auto zero) {
+
+int recurrent_backward_data(void* h, const Recurrent& r, Steps steps, Arrays at) {
+    REFUSE_IF(!steps.good, BAD_PARAM);
+    REFUSE_IF(at.room < training_room(r, steps) || at.reserved < reserve_bytes(r, steps), BAD_PARAM);
+    return with_type(r.type, [&](auto zero) {
         using T = decltype(zero);
-        launch(h, [=, r = *r] {
-            size_t all = (size_t)steps.rows * r.units * r.directions;
-            read(dy, all * sizeof(T)), read(w, r.count(steps.inputs) * sizeof(T));
-            write(dx, (size_t)steps.rows * steps.inputs * sizeof(T)), write(reserve, reserve_bytes(r, steps)), write(workspace, room);
-            memset(workspace, 0x5A, room);
-            Pass<T> pass{r, steps, (const T*)w, (const T*)hx, (const T*)cx, {r, (size_t)steps.rows, (Sum<T>*)reserve}};
-            pass.backward_data((const T*)dy, (const T*)dhy, (const T*)dcy, (T*)dx, (T*)dhx, (T*)dcx);
+        launch(h, [=, r = r] {
+            Bytes bytes(r, steps);
+            read(at.y, bytes.y), read(at.dy, bytes.y), read(at.w, bytes.weights);
+            for (auto* given : {at.hx, at.dhy}) read_given(given, bytes.states);
+            write(at.out, bytes.x), write_given(at.h, bytes.states), write(at.reserve, reserve_bytes(r, steps)), spoil(at);
+            if (r.mode == LSTM) {
+                for (auto* given : {at.cx, at.dcy}) read_given(given, bytes.states);
+                write_given(at.c, bytes.states);
+            }
+            Pass<T> pass{r, steps, (const T*)at.w, (const T*)at.hx, (const T*)at.cx, {r, (size_t)steps.rows, (Sum<T>*)at.reserve}};
+            pass.backward_data(at);
         });
     });
 }
-int cudnnRNNBackwardWeights(void* h, Recurrent* r, int count, Tensor** xs, const void* x, Tensor*, const void* hx, Tensor**, const void*,
-                            void* workspace, size_t room, Tensor*, void* dw, void* reserve, size_t bytes) {
-    Steps steps(count, xs);
-    if (!steps.good || room < ROOM || bytes < reserve_bytes(*r, steps)) return BAD_PARAM;
-    return with_type(r->type, [&](auto zero) {
+
+int recurrent_backward_weights(void* h, const Recurrent& r, Steps steps, Arrays at) {
+    REFUSE_IF(!steps.good, BAD_PARAM);
+    REFUSE_IF(at.room < training_room(r, steps) || at.reserved < reserve_bytes(r, steps), BAD_PARAM);
+    return with_type(r.type, [&](auto zero) {
         using T = decltype(zero);
-        launch(h, [=, r = *r] {
-            read(x, (size_t)steps.rows * steps.inputs * sizeof(T)), read(reserve, reserve_bytes(r, steps));
-            write(dw, r.count(steps.inputs) * sizeof(T)), write(workspace, room);
-            memset(workspace, 0x5A, room);
-            Pass<T> pass{r, steps, nullptr, (const T*)hx, nullptr, {r, (size_t)steps.rows, (Sum<T>*)reserve}};
-            pass.backward_weights((const T*)x, (T*)dw);
+        launch(h, [=, r = r] {
+            Bytes bytes(r, steps);
+            read(at.x, bytes.x), read(at.y, bytes.y), read_given(at.hx, bytes.states);
+            write(at.out, bytes.weights), write(at.reserve, reserve_bytes(r, steps)), spoil(at);
+            Pass<T> pass{r, steps, nullptr, (const T*)at.hx, nullptr, {r, (size_t)steps.rows, (Sum<T>*)at.reserve}};
+            pass.backward_weights(at);
         });
     });
 }
-}
+
+}  // namespace emu::dnn

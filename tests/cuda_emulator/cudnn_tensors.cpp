@@ -3,6 +3,9 @@
 
 namespace emu::dnn {
 
+static thread_local std::string refused;
+int refuse(int status, const char* why) { refused = why; return status; }
+
 void launch(void* handle, std::function<void()> run) {
     int place = here();
     Lock lock(mutex);
@@ -12,7 +15,7 @@ void launch(void* handle, std::function<void()> run) {
 
 void lay_out(Tensor& tensor, int type, std::vector<int> shape, int format) {
     size_t dims = shape.size();
-    tensor = {type, shape, std::vector<int>(dims)};
+    tensor = {type, shape, std::vector<int>(dims), format};
     if (format == 0) {
         int step = 1;
         for (size_t i = dims; i-- > 0; step *= shape[i]) tensor.strides[i] = step;
@@ -82,9 +85,10 @@ struct Rows {
 
 int check_windows(const Pooling& pool, const Tensor& x, const Tensor& y) {
     size_t dims = pool.window.size();
-    if (x.type != y.type || x.shape.size() != dims + 2 || y.shape.size() != dims + 2) return BAD_PARAM;
-    if (x.shape[0] != y.shape[0] || x.shape[1] != y.shape[1]) return BAD_PARAM;
-    return x.dense() && y.dense() ? SUCCESS : NOT_SUPPORTED;
+    REFUSE_IF(x.type != y.type || x.shape.size() != dims + 2 || y.shape.size() != dims + 2, BAD_PARAM);
+    REFUSE_IF(x.shape[0] != y.shape[0] || x.shape[1] != y.shape[1], BAD_PARAM);
+    REFUSE_IF(!x.dense() || !y.dense(), NOT_SUPPORTED);
+    return SUCCESS;
 }
 
 Windows windows_of(const Pooling& pool, const Tensor& x, const Tensor& y) {
@@ -99,18 +103,36 @@ using namespace emu;
 using namespace emu::dnn;
 
 extern "C" {
-size_t cudnnGetVersion() { return 8907; }
+size_t cudnnGetVersion() { return IS_9 ? 92800 : 8907; }
+size_t cudnnGetCudartVersion() { return CUDART_VERSION; }
+int cudnnGetProperty(int which, int* out) {
+    REFUSE_IF(which < 0 || which > 2, BAD_PARAM);
+    int const parts[] = {CUDNN_MAJOR, IS_9 ? 28 : 9, IS_9 ? 0 : 7};
+    *out = parts[which];
+    return SUCCESS;
+}
 const char* cudnnGetErrorString(int status) {
     switch (status) {
         case SUCCESS: return "CUDNN_STATUS_SUCCESS";
         case BAD_PARAM: return "CUDNN_STATUS_BAD_PARAM";
         case NOT_SUPPORTED: return "CUDNN_STATUS_NOT_SUPPORTED";
-        default: return "CUDNN_STATUS_INTERNAL_ERROR";
+        case IS_9 ? 1001 : 1: return "CUDNN_STATUS_NOT_INITIALIZED";
+        case IS_9 ? 4000 : 4: return "CUDNN_STATUS_INTERNAL_ERROR";
+        case ALLOC_FAILED: return IS_9 ? "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED" : "CUDNN_STATUS_ALLOC_FAILED";
+        case IS_9 ? 5000 : 8: return "CUDNN_STATUS_EXECUTION_FAILED";
+        default: return "CUDNN_UNKNOWN_STATUS";
     }
 }
+#if CUDNN_MAJOR >= 9
+void cudnnGetLastErrorString(char* out, size_t bytes) {
+    if (bytes) snprintf(out, bytes, "%s", refused.c_str());
+    refused.clear();
+}
+#endif
 int cudnnCreate(void** out) { Lock lock(mutex); *out = new Context{stream_of(nullptr)}; return SUCCESS; }
 int cudnnDestroy(void* handle) { delete (Context*)handle; return SUCCESS; }
 int cudnnSetStream(void* handle, void* stream) {
+    REFUSE_IF(!handle, BAD_PARAM);
     Lock lock(mutex);
     ((Context*)handle)->stream = stream_of(stream);
     return SUCCESS;
@@ -131,71 +153,141 @@ DESCRIPTOR(ActivationDescriptor, Activation)
 DESCRIPTOR(PoolingDescriptor, Pooling)
 
 int cudnnSetTensor4dDescriptor(Tensor* t, int format, int type, int n, int c, int h, int w) {
-    if (type > HALF || format > 1) return NOT_SUPPORTED;
-    if (n < 1 || c < 1 || h < 1 || w < 1) return BAD_PARAM;
+    REFUSE_IF(type > HALF || format > 1, NOT_SUPPORTED);
+    REFUSE_IF(n < 1 || c < 1 || h < 1 || w < 1, BAD_PARAM);
     lay_out(*t, type, {n, c, h, w}, format);
     return SUCCESS;
 }
 int cudnnSetTensor4dDescriptorEx(Tensor* t, int type, int n, int c, int h, int w, int sn, int sc, int sh, int sw) {
-    if (n < 1 || c < 1 || h < 1 || w < 1) return BAD_PARAM;
+    REFUSE_IF(type < 0, BAD_PARAM);
+    REFUSE_IF(type > HALF, NOT_SUPPORTED);
+    REFUSE_IF(n < 1 || c < 1 || h < 1 || w < 1 || !sn || !sc || !sh || !sw, BAD_PARAM);
     *t = {type, {n, c, h, w}, {sn, sc, sh, sw}};
     return SUCCESS;
 }
 int cudnnSetTensorNdDescriptor(Tensor* t, int type, int dims, const int* shape, const int* strides) {
-    if (dims < 3 || dims > 8) return dims < 1 || dims > 8 ? NOT_SUPPORTED : BAD_PARAM;
-    for (int i = 0; i < dims; i++) if (shape[i] < 1) return BAD_PARAM;
+    REFUSE_IF(type < 0 || dims < 3, BAD_PARAM);
+    REFUSE_IF(type > HALF || dims > 8, NOT_SUPPORTED);
+    for (int i = 0; i < dims; i++) REFUSE_IF(shape[i] < 1 || !strides[i], BAD_PARAM);
     *t = {type, {shape, shape + dims}, {strides, strides + dims}};
     return SUCCESS;
 }
 int cudnnGetTensor4dDescriptor(const Tensor* t, int* type, int* n, int* c, int* h, int* w, int* sn, int* sc, int* sh, int* sw) {
-    if (t->shape.size() != 4 && t->shape.size() != 5) return BAD_PARAM;
+    REFUSE_IF(t->shape.size() != 4 && t->shape.size() != 5, BAD_PARAM);
     *type = t->type;
     *n = t->shape[0], *c = t->shape[1], *h = t->shape[2], *w = t->shape[3];
     *sn = t->strides[0], *sc = t->strides[1], *sh = t->strides[2], *sw = t->strides[3];
     return SUCCESS;
 }
+int cudnnGetTensorNdDescriptor(const Tensor* t, int wanted, int* type, int* dims, int* shape, int* strides) {
+    *type = t->type, *dims = t->shape.size();
+    std::copy_n(t->shape.begin(), std::min(wanted, *dims), shape);
+    std::copy_n(t->strides.begin(), std::min(wanted, *dims), strides);
+    return SUCCESS;
+}
+int cudnnGetTensorSizeInBytes(const Tensor* t, size_t* out) { *out = t->bytes(); return SUCCESS; }
 int cudnnSetFilter4dDescriptor(Tensor* t, int type, int format, int k, int c, int h, int w) {
     return cudnnSetTensor4dDescriptor(t, format, type, k, c, h, w);
 }
 int cudnnSetFilterNdDescriptor(Tensor* t, int type, int format, int dims, const int* shape) {
-    if (dims < 3) return BAD_PARAM;
+    REFUSE_IF(type < 0 || dims < 3 || format < 0, BAD_PARAM);
+    REFUSE_IF(type > HALF || dims > 8 || format > 1, NOT_SUPPORTED);
+    for (int i = 0; i < dims; i++) REFUSE_IF(shape[i] < 1, BAD_PARAM);
     lay_out(*t, type, {shape, shape + dims}, format);
     return SUCCESS;
 }
 int cudnnGetFilterNdDescriptor(const Tensor* t, int wanted, int* type, int* format, int* dims, int* shape) {
-    *type = t->type, *format = 0, *dims = t->shape.size();
-    std::copy_n(t->shape.begin(), std::min<int>(wanted, *dims), shape);
+    *type = t->type, *format = t->format, *dims = t->shape.size();
+    std::copy_n(t->shape.begin(), std::min(wanted, *dims), shape);
     return SUCCESS;
 }
-int cudnnSetConvolution2dDescriptor(Convolution* c, int ph, int pw, int sh, int sw, int dh, int dw, int mode, int) {
-    if (sh < 1 || sw < 1 || dh < 1 || dw < 1 || ph < 0 || pw < 0) return BAD_PARAM;
-    *c = {{ph, pw}, {sh, sw}, {dh, dw}, mode};
+int cudnnGetFilter4dDescriptor(const Tensor* t, int* type, int* format, int* k, int* c, int* h, int* w) {
+    REFUSE_IF(t->shape.size() != 4, BAD_PARAM);
+    *type = t->type, *format = t->format;
+    *k = t->shape[0], *c = t->shape[1], *h = t->shape[2], *w = t->shape[3];
     return SUCCESS;
 }
-int cudnnSetConvolutionNdDescriptor(Convolution* c, int dims, const int* pad, const int* stride, const int* dilation, int mode, int) {
-    if (dims < 1 || dims > 3) return NOT_SUPPORTED;
-    *c = {{pad, pad + dims}, {stride, stride + dims}, {dilation, dilation + dims}, mode};
+int cudnnSetConvolutionNdDescriptor(Convolution* c, int dims, const int* pad, const int* stride, const int* dilation, int mode, int computes) {
+    REFUSE_IF(mode < 0 || mode > 1 || computes < 0, BAD_PARAM);
+    REFUSE_IF(dims < 1 || dims > 3 || computes > HALF, NOT_SUPPORTED);
+    for (int i = 0; i < dims; i++) REFUSE_IF(pad[i] < 0 || stride[i] < 1 || dilation[i] < 1, BAD_PARAM);
+    c->pad = {pad, pad + dims}, c->stride = {stride, stride + dims}, c->dilation = {dilation, dilation + dims};
+    c->mode = mode, c->computes = computes;
     return SUCCESS;
 }
-int cudnnSetConvolutionMathType(Convolution* c, int math) { c->math = math; return SUCCESS; }
+int cudnnSetConvolution2dDescriptor(Convolution* c, int ph, int pw, int sh, int sw, int dh, int dw, int mode, int computes) {
+    int const pad[] = {ph, pw}, stride[] = {sh, sw}, dilation[] = {dh, dw};
+    return cudnnSetConvolutionNdDescriptor(c, 2, pad, stride, dilation, mode, computes);
+}
+int cudnnGetConvolutionNdForwardOutputDim(const Convolution* c, const Tensor* x, const Tensor* w, int wanted, int* out) {
+    size_t dims = c->pad.size();
+    REFUSE_IF(x->shape.size() != dims + 2 || w->shape.size() != dims + 2 || wanted > dims + 2, BAD_PARAM);
+    REFUSE_IF(w->shape[1] * c->groups != x->shape[1], BAD_PARAM);
+    std::vector<int> shape{x->shape[0], w->shape[0]};
+    for (size_t i = 0; i < dims; i++) {
+        int size = x->shape[i + 2] + 2 * c->pad[i] - ((w->shape[i + 2] - 1) * c->dilation[i] + 1);
+        REFUSE_IF(size < 0, BAD_PARAM);
+        shape.push_back(size / c->stride[i] + 1);
+    }
+    std::copy_n(shape.begin(), wanted, out);
+    return SUCCESS;
+}
+int cudnnGetConvolution2dForwardOutputDim(const Convolution* c, const Tensor* x, const Tensor* w, int* n, int* k, int* height, int* width) {
+    REFUSE_IF(c->pad.size() != 2, BAD_PARAM);
+    int shape[4];
+    if (int status = cudnnGetConvolutionNdForwardOutputDim(c, x, w, 4, shape)) return status;
+    *n = shape[0], *k = shape[1], *height = shape[2], *width = shape[3];
+    return SUCCESS;
+}
+int cudnnSetConvolutionMathType(Convolution* c, int math) {
+    REFUSE_IF(math < DEFAULT || math > FMA, BAD_PARAM);
+    c->math = math;
+    return SUCCESS;
+}
 int cudnnGetConvolutionMathType(Convolution* c, int* out) { *out = c->math; return SUCCESS; }
-int cudnnSetConvolutionGroupCount(Convolution* c, int groups) { c->groups = groups; return SUCCESS; }
+int cudnnSetConvolutionGroupCount(Convolution* c, int groups) {
+    REFUSE_IF(groups < 1, BAD_PARAM);
+    c->groups = groups;
+    return SUCCESS;
+}
 int cudnnGetConvolutionGroupCount(Convolution* c, int* out) { *out = c->groups; return SUCCESS; }
-int cudnnSetActivationDescriptor(Activation* a, int mode, int, double coefficient) {
-    if (mode > 4) return NOT_SUPPORTED;
+int cudnnSetActivationDescriptor(Activation* a, int mode, int nan, double coefficient) {
+    REFUSE_IF(mode < 0 || nan < 0 || nan > 1, BAD_PARAM);
+    REFUSE_IF(mode > 4, NOT_SUPPORTED);
     *a = {mode, coefficient};
     return SUCCESS;
 }
-int cudnnSetPooling2dDescriptor(Pooling* p, int mode, int, int h, int w, int ph, int pw, int sh, int sw) {
-    *p = {mode, {h, w}, {ph, pw}, {sh, sw}};
-    return SUCCESS;
-}
-int cudnnSetPoolingNdDescriptor(Pooling* p, int mode, int, int dims, const int* window, const int* pad, const int* stride) {
-    if (dims < 1 || dims > 3) return NOT_SUPPORTED;
+int cudnnSetPoolingNdDescriptor(Pooling* p, int mode, int nan, int dims, const int* window, const int* pad, const int* stride) {
+    REFUSE_IF(mode < 0 || mode > 3 || nan < 0 || nan > 1, BAD_PARAM);
+    REFUSE_IF(dims < 1 || dims > 3, NOT_SUPPORTED);
+    for (int i = 0; i < dims; i++) REFUSE_IF(window[i] < 1 || pad[i] < 0 || stride[i] < 1, BAD_PARAM);
     *p = {mode, {window, window + dims}, {pad, pad + dims}, {stride, stride + dims}};
     return SUCCESS;
 }
+int cudnnSetPooling2dDescriptor(Pooling* p, int mode, int nan, int h, int w, int ph, int pw, int sh, int sw) {
+    int const window[] = {h, w}, pad[] = {ph, pw}, stride[] = {sh, sw};
+    return cudnnSetPoolingNdDescriptor(p, mode, nan, 2, window, pad, stride);
+}
+int cudnnGetPoolingNdForwardOutputDim(const Pooling* p, const Tensor* x, int wanted, int* out) {
+    size_t dims = p->window.size();
+    REFUSE_IF(x->shape.size() != dims + 2 || wanted != dims + 2, BAD_PARAM);
+    std::copy_n(x->shape.begin(), 2, out);
+    for (size_t i = 0; i < dims; i++) {
+        int size = x->shape[i + 2] + 2 * p->pad[i] - p->window[i];
+        REFUSE_IF(size < 0, BAD_PARAM);
+        out[i + 2] = size / p->stride[i] + 1;
+    }
+    return SUCCESS;
+}
+int cudnnGetPooling2dForwardOutputDim(const Pooling* p, const Tensor* x, int* n, int* c, int* height, int* width) {
+    int shape[4];
+    REFUSE_IF(p->window.size() != 2, BAD_PARAM);
+    if (int status = cudnnGetPoolingNdForwardOutputDim(p, x, 4, shape)) return status;
+    *n = shape[0], *c = shape[1], *height = shape[2], *width = shape[3];
+    return SUCCESS;
+}
 int cudnnDeriveBNTensorDescriptor(Tensor* out, const Tensor* x, int mode) {
+    REFUSE_IF(mode < 0 || mode > 2, BAD_PARAM);
     std::vector<int> shape = x->shape;
     shape[0] = 1;
     if (mode) std::fill(shape.begin() + 2, shape.end(), 1);
@@ -205,7 +297,7 @@ int cudnnDeriveBNTensorDescriptor(Tensor* out, const Tensor* x, int mode) {
 
 // ---- elements --------------------------------------------------------------------------
 int cudnnActivationForward(void* h, Activation* a, const void* al, Tensor* xt, const void* x, const void* be, Tensor* yt, void* y) {
-    if (!good(*xt, *yt)) return BAD_PARAM;
+    REFUSE_IF(!good(*xt, *yt), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), n = xt->count(), a = *a] {
@@ -217,7 +309,7 @@ int cudnnActivationForward(void* h, Activation* a, const void* al, Tensor* xt, c
 }
 int cudnnActivationBackward(void* h, Activation* a, const void* al, Tensor* yt, const void* y, Tensor* gyt, const void* gy,
                             Tensor* xt, const void* x, const void* be, Tensor* gxt, void* gx) {
-    if (!good(*yt, *gyt) || !good(*xt, *gxt) || !(*xt == *yt)) return BAD_PARAM;
+    REFUSE_IF(!good(*yt, *gyt) || !good(*xt, *gxt) || !(*xt == *yt), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), n = xt->count(), a = *a] {
@@ -230,8 +322,8 @@ int cudnnActivationBackward(void* h, Activation* a, const void* al, Tensor* yt, 
 }
 int cudnnAddTensor(void* h, const void* al, Tensor* at, const void* a, const void* be, Tensor* ct, void* c) {
     size_t dims = ct->shape.size();
-    if (at->type != ct->type || at->shape.size() != dims || dims > 5) return BAD_PARAM;
-    for (size_t i = 0; i < dims; i++) if (at->shape[i] != 1 && at->shape[i] != ct->shape[i]) return BAD_PARAM;
+    REFUSE_IF(at->type != ct->type || at->shape.size() != dims || dims > 5, BAD_PARAM);
+    for (size_t i = 0; i < dims; i++) REFUSE_IF(at->shape[i] != 1 && at->shape[i] != ct->shape[i], BAD_PARAM);
     return with_type(ct->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, ct->type), from = *at, to = *ct] {
@@ -251,7 +343,7 @@ int cudnnAddTensor(void* h, const void* al, Tensor* at, const void* a, const voi
     });
 }
 int cudnnSoftmaxForward(void* h, int algorithm, int mode, const void* al, Tensor* xt, const void* x, const void* be, Tensor* yt, void* y) {
-    if (!good(*xt, *yt)) return BAD_PARAM;
+    REFUSE_IF(!good(*xt, *yt), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), rows = Rows(*xt, mode), bytes = xt->bytes()] {
@@ -273,7 +365,7 @@ int cudnnSoftmaxForward(void* h, int algorithm, int mode, const void* al, Tensor
 }
 int cudnnSoftmaxBackward(void* h, int algorithm, int mode, const void* al, Tensor* yt, const void* y, Tensor* gyt,
                          const void* gy, const void* be, Tensor* gxt, void* gx) {
-    if (!good(*yt, *gyt) || !good(*yt, *gxt)) return BAD_PARAM;
+    REFUSE_IF(!good(*yt, *gyt) || !good(*yt, *gxt), BAD_PARAM);
     return with_type(yt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, yt->type), rows = Rows(*yt, mode), bytes = yt->bytes()] {
@@ -326,7 +418,7 @@ int cudnnPoolingForward(void* h, Pooling* pool, const void* al, Tensor* xt, cons
 int cudnnPoolingBackward(void* h, Pooling* pool, const void* al, Tensor* yt, const void* y, Tensor* gyt, const void* gy,
                          Tensor* xt, const void* x, const void* be, Tensor* gxt, void* gx) {
     if (int status = check_windows(*pool, *xt, *yt)) return status;
-    if (!(*yt == *gyt) || !(*xt == *gxt)) return BAD_PARAM;
+    REFUSE_IF(!(*yt == *gyt) || !(*xt == *gxt), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), pool = *pool, xt = *xt, yt = *yt] {

@@ -17,7 +17,7 @@ class Release:
         tools: What its build needs.
         libraries: Names of the libraries that it loads.
         directives: Of Cython, beyond those that every release has.
-        has_cudnn: Whether it can use cuDNN.
+        cudnn: Major version of its cuDNN.
     """
 
     cupy: str
@@ -27,7 +27,7 @@ class Release:
     tools: tuple[str, ...]
     libraries: tuple[str, ...]
     directives: dict[str, bool]
-    has_cudnn: bool = False
+    cudnn: int
 
 
 CUPY_14 = Release(
@@ -39,11 +39,12 @@ CUPY_14 = Release(
     (
         *('libcuda.so.1', 'libcudart.so.13', 'libnvrtc.so.13', 'libnvJitLink.so.13'),
         *('libcublas.so.13', 'libcublasLt.so.13', 'libcurand.so.10', 'libcufft.so.12'),
-        *('libcusolver.so.12', 'libcusparse.so.12', 'libnccl.so.2'),
+        *('libcusolver.so.12', 'libcusparse.so.12', 'libnccl.so.2', 'libcudnn.so.9'),
     ),
     {'freethreading_compatible': True},
+    cudnn=9,
 )
-# The last one for which Chainer finds cuDNN. CUDA 12 has headers of the compiler in the
+# The last one that has modules for cuDNN. CUDA 12 has headers of the compiler in the
 # package of nvcc.
 CUPY_13 = Release(
     '13.6.0',
@@ -57,6 +58,6 @@ CUPY_13 = Release(
         *('libcusolver.so.11', 'libcusparse.so.12', 'libnccl.so.2', 'libcudnn.so.8'),
     ),
     {'legacy_implicit_noexcept': True},
-    has_cudnn=True,
+    cudnn=8,
 )
 RELEASES = {'14': CUPY_14, '13': CUPY_13}

@@ -29,7 +29,7 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
         'HYBRIDMEM_MAP': os.environ.get('HYBRIDMEM_MAP', '1'),
         'EMU_GRANULE': os.environ.get('EMU_GRANULE', '4096'),
         'EMU_DEVICES': os.environ.get('EMU_DEVICES', '2'),
-        'CHAINER_CUDNN': os.environ.get('CHAINER_CUDNN', '1') if has_cudnn else '0',
+        'CHAINER_CUDNN': os.environ.get('CHAINER_CUDNN', '1' if has_cudnn else '0'),
     }
 
 
