@@ -302,14 +302,45 @@ def _describe_arrays(asked: _Asked) -> tuple[Descriptor, Descriptor, Descriptor]
 
 
 def _describe_convolution(asked: _Asked) -> Descriptor:
+    return _new_descriptor(
+        asked.kind, asked.pad, asked.stride, asked.dilation, asked.groups, asked.math
+    )
+
+
+def create_convolution_descriptor(
+    pad: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: Any,
+    mode: int = c.CUDNN_CROSS_CORRELATION,
+    dilation: tuple[int, ...] | None = None,
+    use_tensor_core: bool = False,
+    groups: int = 1,
+) -> Descriptor:
+    """Of a convolution, by CuPy's name."""
+    math = _choose_math(dtype.char, 'always' if use_tensor_core else 'never')
+    if dilation is None:
+        dilation = (1,) * len(pad)
+    return _new_descriptor(
+        get_data_type(dtype), pad, stride, dilation, groups, math, mode
+    )
+
+
+def _new_descriptor(
+    kind: int,
+    pad: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    math: int,
+    mode: int = c.CUDNN_CROSS_CORRELATION,
+) -> Descriptor:
     result = make('Convolution')
-    kind = c.CUDNN_DATA_FLOAT if asked.kind == c.CUDNN_DATA_HALF else asked.kind
+    kind = c.CUDNN_DATA_FLOAT if kind == c.CUDNN_DATA_HALF else kind
     f['setConvolutionNdDescriptor'](
-        result.value, len(asked.pad), ints(asked.pad), ints(asked.stride),
-        ints(asked.dilation), c.CUDNN_CROSS_CORRELATION, kind,
-    )  # fmt: skip
-    f['setConvolutionGroupCount'](result.value, asked.groups)
-    f['setConvolutionMathType'](result.value, asked.math)
+        result.value, len(pad), ints(pad), ints(stride), ints(dilation), mode, kind
+    )
+    f['setConvolutionGroupCount'](result.value, groups)
+    f['setConvolutionMathType'](result.value, math)
     return result
 
 

@@ -45,9 +45,9 @@ class Descriptor:
         self.value = descriptor
         self.destroy = destroyer
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         value, self.value = self.value, 0
-        if value and self.destroy is not None and not sys.is_finalizing():
+        if value and self.destroy is not None and not is_finalizing():
             self.destroy(value)
 
 

@@ -15,7 +15,6 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
     include = (folder / 'build/compile.txt').read_text().rpartition("'-I")[2]
     # CuPy keeps the names of compiled kernels, which differ where races are watched.
     cache = 'races' if os.environ.get('EMU_RACES', '0') not in ('', '0') else 'cupy'
-    has_cudnn = (folder / 'lib/libcudnn.so.8').exists()
     return {
         **os.environ,
         'EMU_LIBRARY': str(folder / 'lib/libcudaemulator.so'),
@@ -29,7 +28,6 @@ def environment(folder: pathlib.Path) -> dict[str, str]:
         'HYBRIDMEM_MAP': os.environ.get('HYBRIDMEM_MAP', '1'),
         'EMU_GRANULE': os.environ.get('EMU_GRANULE', '4096'),
         'EMU_DEVICES': os.environ.get('EMU_DEVICES', '2'),
-        'CHAINER_CUDNN': os.environ.get('CHAINER_CUDNN', '1' if has_cudnn else '0'),
     }
 
 

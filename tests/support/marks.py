@@ -10,10 +10,10 @@ from chainer_hybridmem.chainer_access import compat
 
 _cudnn = pytest.mark.skipif(
     os.environ.get('CHAINER_CUDNN') == '0' or not compat.cupy_can_use_cudnn(),
-    reason='needs CuPy 13 and cuDNN; on the emulator: make test-cuda CUPY=13',
+    reason='needs cuDNN; on the emulator: make test-cuda',
 )
 needs_emulated_cudnn = pytest.mark.skipif(
     'EMU_LIBRARY' not in os.environ or _cudnn.args[0],
-    reason='is about the emulated cuDNN: make test-cuda CUPY=13',
+    reason='is about the emulated cuDNN: make test-cuda',
 )
 needs_cudnn = [pytest.mark.gpu, _cudnn]
