@@ -211,7 +211,7 @@ class Recipes:
         """
         if self._on_gpu:
             return dropout_states.set_back()
-        beginning = self._beginnings.get(self._maps.functions.know(function).origin)
+        beginning = self._find_beginning(self._maps.functions.know(function))
         return blas.use_threads(() if beginning is None else beginning.threads)
 
     def note_run(self, k: int, known: LiveFunction) -> None:
@@ -307,9 +307,13 @@ class Recipes:
             return None
         return known.recipe if known.recipe is not None and known.recipe.exact else None
 
+    def _find_beginning(self, known: LiveFunction) -> _Beginning | None:
+        """That of the iteration that has run a function, if it is known."""
+        return None if known.origin is None else self._beginnings.get(known.origin)
+
     def _recall(self, function: Any, known: LiveFunction) -> None:
         """Finds the recipe of a function that no replay was to run; [once more]."""
-        beginning = self._beginnings.get(known.origin)
+        beginning = self._find_beginning(known)
         table = None if beginning is None else beginning.table
         recipe = None if table is None else table.recipes.get(known.operation)
         if beginning is None or recipe is None or known.drew:
