@@ -21,6 +21,8 @@
 # make cuda-emulator   builds CuPy without a GPU in .cuda-emulator (docs/internals/cuda_emulator.md)
 # make test-cuda       runs the tests that need a GPU on the emulator
 #              both: CUPY=13 for CuPy 13.6 with cuDNN 8.9, the pair of chainer and cupy-cuda12x
+# make try-cudnn       compares what calls cuDNN 9 with its real libraries and headers, for CUDA
+#              12 and 13, on a machine without a GPU: fetches 1.2 GB into .cudnn
 # make gpu-wheels      collects in .gpu-wheels what a GPU machine without network lacks, for
 #                      benchmarks/gpu/run.sh; GPU_PYTHON is the Python version of that machine
 # make fuzz    trains drawn networks under drawn plans and compares them with plain Chainer;
@@ -84,7 +86,7 @@ SITE := .site
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test quick test-all test-cuda cuda-emulator gpu-wheels lint changelog docs \
-	figures site fuzz venv doctor clean release-check try-cuda-emulator
+	figures site fuzz venv doctor clean release-check try-cuda-emulator try-cudnn
 .DELETE_ON_ERROR:
 
 train: venv
@@ -121,6 +123,14 @@ cuda-emulator: venv
 # 77: something is lacking that it cannot make.
 try-cuda-emulator: venv
 	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY) || test $$? -eq 77
+
+try-cudnn: venv
+	for cuda in 12 13; do \
+		test -d .cudnn/$$cuda/nvidia || $(PIP) install --quiet --no-deps \
+			--target .cudnn/$$cuda "nvidia-cudnn-cu$$cuda==9.*" || exit 1; \
+		CUDNN_PACKAGE=.cudnn/$$cuda $(PYTEST) -n 0 \
+			tests/cudnn_tests/test_real_library.py || exit 1; \
+	done
 
 gpu-wheels: venv
 	rm -rf $(WHEELS)

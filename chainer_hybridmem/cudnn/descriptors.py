@@ -90,7 +90,9 @@ def get_data_type(dtype: Any) -> int:
 
 
 def contiguous(array: Any) -> Any:
-    """The array in C order."""
+    """The array in C order; of one without dimensions, itself."""
+    if array.flags.c_contiguous:
+        return array
     import cupy
 
     return cupy.ascontiguousarray(array)

@@ -144,11 +144,10 @@ def check_names() -> None:
         LibraryError: If there is no library, or it lacks one.
     """
     library = load()
-    for name in SIGNATURES:
+    for name in ('GetVersion', 'GetErrorString', *SIGNATURES):
         if not hasattr(library, f'cudnn{name}'):
             raise LibraryError(
-                f'cuDNN {getVersion()} ({library._name}) lacks cudnn{name}: install '
-                'another version 9.'
+                f'{library._name} lacks cudnn{name}: install another cuDNN 9.'
             )
 
 
