@@ -40,7 +40,7 @@ uint64_t const LAID_ASIDE = 0x6C61696461736964;
 bool needs_room(const Tensor& x, int mode) { return mode == 2 && x.type == HALF && x.strides[1] == 1 && x.shape[1] % 4 == 0; }
 
 int check_normalization(int mode, const Tensor& x, const Tensor& parameters, double epsilon) {
-    REFUSE_IF(mode < 0 || mode > 2 || epsilon < 0, BAD_PARAM);
+    REFUSE_IF(mode < 0 || mode > 2 || epsilon < 0 || x.shape.size() < 4 || x.shape.size() > 5, BAD_PARAM);
     REFUSE_IF(parameters.type != (x.type == HALF ? FLOAT : x.type) || parameters.count() != Groups(x, mode).count(), BAD_PARAM);
     return SUCCESS;
 }
@@ -236,7 +236,9 @@ int cudnnDropoutForward(void* h, Dropout* d, Tensor* xt, const void* x, Tensor* 
     });
 }
 int cudnnDropoutBackward(void* h, Dropout* d, Tensor* gyt, const void* gy, Tensor* gxt, void* gx, void* reserve, size_t bytes) {
-    REFUSE_IF(!good(*gyt, *gxt), BAD_PARAM);
+    size_t needed;
+    cudnnDropoutGetReserveSpaceSize(gyt, &needed);
+    REFUSE_IF(!good(*gyt, *gxt) || bytes < needed, BAD_PARAM);
     return with_type(gyt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, n = gyt->count(), d = *d] {

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 
 import numpy as np
+import pytest
 
 TYPES = {'f': 0, 'd': 1, 'e': 2}
 DEFAULT_MATH, FMA_MATH = 0, 3
@@ -86,18 +87,17 @@ def descriptor(kind: str):
 
 def set_tensor(tensor, shape, dtype='f') -> None:
     """Describes an array of contiguous elements."""
-    strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
-    code = TYPES[np.dtype(dtype).char]
-    call('SetTensorNdDescriptor', tensor, code, len(shape), ints(*shape), ints(*strides))
+    strides = ints(*(int(np.prod(shape[i + 1 :])) for i in range(len(shape))))
+    kind = TYPES[np.dtype(dtype).char]
+    call('SetTensorNdDescriptor', tensor, kind, len(shape), ints(*shape), strides)
 
 
 def tensor_shape(tensor) -> tuple[int, ...]:
     """What a tensor's descriptor says."""
-    kind, dims, shape, strides = ctypes.c_int(), ctypes.c_int(), ints(*[0] * 8), ints(*[0] * 8)
-    call(
-        'GetTensorNdDescriptor',
-        *(tensor, 8, ctypes.byref(kind), ctypes.byref(dims), shape, strides),
-    )
+    kind, dims = ctypes.c_int(), ctypes.c_int()
+    shape, strides = ints(*[0] * 8), ints(*[0] * 8)
+    out = (ctypes.byref(kind), ctypes.byref(dims), shape, strides)
+    call('GetTensorNdDescriptor', tensor, 8, *out)
     return tuple(shape[: dims.value])
 
 
@@ -105,3 +105,10 @@ def scale(value: float, dtype='f'):
     """A factor of the host, of the type that cuDNN expects beside arrays of a type."""
     kind = ctypes.c_double if np.dtype(dtype).char == 'd' else ctypes.c_float
     return ctypes.byref(kind(value))
+
+
+def check_refusal(status: int, function, *arguments, **named) -> None:
+    """Calls a function that has to end with a status."""
+    with pytest.raises(Refused) as caught:
+        function(*arguments, **named)
+    assert caught.value.status == status
