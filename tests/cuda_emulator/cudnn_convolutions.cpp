@@ -17,7 +17,7 @@ struct Problem {
 
     static int check(const Tensor& x, const Tensor& w, const Convolution& c, const Tensor& y) {
         size_t dims = c.pad.size();
-        REFUSE_IF(c.mode != 1, NOT_SUPPORTED);
+        REFUSE_IF(c.mode != 1 || dims < 2, NOT_SUPPORTED);
         for (auto* t : {&x, &w, &y}) REFUSE_IF(t->shape.size() != dims + 2 || t->type != x.type, BAD_PARAM);
         REFUSE_IF(c.computes != x.type && !(x.type == HALF && c.computes == FLOAT), NOT_SUPPORTED);
         REFUSE_IF(c.groups < 1 || w.shape[1] * c.groups != x.shape[1] || w.shape[0] % c.groups, BAD_PARAM);
@@ -360,7 +360,7 @@ int cudnnConvolutionBackwardFilter(void* h, const void* al, Tensor* xt, const vo
     return run(h, FILTER, xt, wt, c, yt, {x, w, y}, number, workspace, room, al, be);
 }
 int cudnnConvolutionBackwardBias(void* h, const void* al, Tensor* yt, const void* y, const void* be, Tensor* bt, void* b) {
-    REFUSE_IF(yt->type != bt->type || bt->shape[1] != yt->shape[1], BAD_PARAM);
+    REFUSE_IF(yt->type != bt->type || bt->shape[1] != yt->shape[1] || bt->count() != yt->shape[1], BAD_PARAM);
     return with_type(yt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, yt->type), t = *yt] {

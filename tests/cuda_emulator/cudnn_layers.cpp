@@ -33,6 +33,18 @@ struct Groups {
     }
 };
 
+// What batch normalisation lays aside beside what it saves. Only the fast way through
+// float16 in NHWC needs it, on a GPU too.
+size_t const ROOM = 512;
+uint64_t const LAID_ASIDE = 0x6C61696461736964;
+bool needs_room(const Tensor& x, int mode) { return mode == 2 && x.type == HALF && x.strides[1] == 1 && x.shape[1] % 4 == 0; }
+
+int check_normalization(int mode, const Tensor& x, const Tensor& parameters, double epsilon) {
+    REFUSE_IF(mode < 0 || mode > 2 || epsilon < 0 || x.shape.size() < 4 || x.shape.size() > 5, BAD_PARAM);
+    REFUSE_IF(parameters.type != (x.type == HALF ? FLOAT : x.type) || parameters.count() != Groups(x, mode).count(), BAD_PARAM);
+    return SUCCESS;
+}
+
 float place(int i, int count) { return count > 1 ? 2.f * i / (count - 1) - 1 : 0; }
 
 // The four pixels around a point of a grid, whose coordinates go from -1 to 1.
@@ -61,20 +73,19 @@ using namespace emu::dnn;
 extern "C" {
 DESCRIPTOR(DropoutDescriptor, Dropout)
 // ---- batch normalisation: per element of an image (mode 0) or per channel ----------------
-size_t const ROOM = 512;
 int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void*, int, int, Tensor*, Tensor*, Tensor*, Tensor*, void*, size_t* out) {
     *out = ROOM;
     return SUCCESS;
 }
 int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void*, int, int, void*, Tensor*, size_t* out) { *out = ROOM; return SUCCESS; }
 int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void*, int mode, int, Tensor* x, Tensor*, Tensor*, Tensor*, Tensor*, Tensor*, void*, size_t* out) {
-    *out = Groups(*x, mode).count() * 2 * sizeof(float);
+    *out = ROOM + Groups(*x, mode).count() * 2 * sizeof(float);
     return SUCCESS;
 }
-int cudnnBatchNormalizationForwardTrainingEx(void* h, int mode, int ops, const void* al, const void* be, Tensor* xt, const void* x,
-        Tensor*, const void*, Tensor* yt, void* y, Tensor* bt, const void* gamma, const void* beta, double factor, void* mean_,
-        void* variance_, double epsilon, void* save_mean, void* save_inverse, void*, void* workspace, size_t room, void*, size_t) {
-    REFUSE_IF(ops, NOT_SUPPORTED);
+static int normalize(void* h, int mode, const void* al, const void* be, Tensor* xt, const void* x, Tensor* yt, void* y, Tensor* bt,
+                     const void* gamma, const void* beta, double factor, void* mean_, void* variance_, double epsilon, void* save_mean,
+                     void* save_inverse, void* workspace, size_t room, void* reserve, size_t reserved) {
+    if (int status = check_normalization(mode, *xt, *bt, epsilon)) return status;
     REFUSE_IF(!good(*xt, *yt) || (save_mean == nullptr) != (save_inverse == nullptr), BAD_PARAM);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
@@ -84,6 +95,7 @@ int cudnnBatchNormalizationForwardTrainingEx(void* h, int mode, int ops, const v
             write(y, xt.bytes());
             for (void* out : {mean_, variance_, save_mean, save_inverse}) if (out) write(out, bytes);
             if (room) write(workspace, room), memset(workspace, 0x5A, room);
+            if (reserved) write(reserve, ROOM), *(uint64_t*)reserve = LAID_ASIDE;
             double members = groups.members();
             for (int g = 0; g < groups.count(); g++) {
                 double sum = 0, squares = 0;
@@ -106,9 +118,25 @@ int cudnnBatchNormalizationForwardTrainingEx(void* h, int mode, int ops, const v
         });
     });
 }
+int cudnnBatchNormalizationForwardTrainingEx(void* h, int mode, int ops, const void* al, const void* be, Tensor* xt, const void* x,
+        Tensor*, const void*, Tensor* yt, void* y, Tensor* bt, const void* gamma, const void* beta, double factor, void* mean,
+        void* variance, double epsilon, void* save_mean, void* save_inverse, void*, void* workspace, size_t room, void* reserve, size_t reserved) {
+    REFUSE_IF(ops, NOT_SUPPORTED);
+    REFUSE_IF(room < ROOM && (room || needs_room(*xt, mode)), BAD_PARAM);
+    REFUSE_IF(reserved < ROOM && (reserved || needs_room(*xt, mode)), BAD_PARAM);
+    return normalize(h, mode, al, be, xt, x, yt, y, bt, gamma, beta, factor, mean, variance, epsilon, save_mean, save_inverse,
+                     workspace, room, reserve, reserved);
+}
+int cudnnBatchNormalizationForwardTraining(void* h, int mode, const void* al, const void* be, Tensor* xt, const void* x, Tensor* yt, void* y,
+        Tensor* bt, const void* gamma, const void* beta, double factor, void* mean, void* variance, double epsilon, void* save_mean,
+        void* save_inverse) {
+    return normalize(h, mode, al, be, xt, x, yt, y, bt, gamma, beta, factor, mean, variance, epsilon, save_mean, save_inverse,
+                     nullptr, 0, nullptr, 0);
+}
 int cudnnBatchNormalizationForwardInference(void* h, int mode, const void* al, const void* be, Tensor* xt, const void* x, Tensor* yt,
         void* y, Tensor* bt, const void* gamma, const void* beta, const void* mean, const void* variance, double epsilon) {
     REFUSE_IF(!good(*xt, *yt), BAD_PARAM);
+    if (int status = check_normalization(mode, *xt, *bt, epsilon)) return status;
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), groups = Groups(*xt, mode), all = xt->bytes(), bytes = bt->bytes()] {
@@ -126,19 +154,21 @@ int cudnnBatchNormalizationForwardInference(void* h, int mode, const void* al, c
         });
     });
 }
-int cudnnBatchNormalizationBackwardEx(void* h, int mode, int ops, const void* al, const void* be, const void* alp, const void* bep,
-        Tensor* xt, const void* x, Tensor*, const void*, Tensor* gyt, const void* gy, Tensor*, void*, Tensor* gxt, void* gx, Tensor* bt,
-        const void* gamma, const void*, void* ggamma, void* gbeta, double epsilon, const void* mean, const void* inverse, void*,
-        void* workspace, size_t room, void*, size_t) {
-    REFUSE_IF(ops, NOT_SUPPORTED);
-    REFUSE_IF(!good(*xt, *gyt) || !good(*xt, *gxt) || room < Groups(*xt, mode).count() * 2 * sizeof(float), BAD_PARAM);
+static int normalize_back(void* h, int mode, const void* al, const void* be, const void* alp, const void* bep, Tensor* xt, const void* x,
+                          Tensor* gyt, const void* gy, Tensor* gxt, void* gx, Tensor* bt, const void* gamma, void* ggamma, void* gbeta,
+                          double epsilon, const void* mean, const void* inverse, void* workspace, size_t room, void* reserve, size_t reserved) {
+    if (int status = check_normalization(mode, *xt, *bt, epsilon)) return status;
+    REFUSE_IF(!good(*xt, *gyt) || !good(*xt, *gxt), BAD_PARAM);
+    REFUSE_IF(!mean || !inverse, NOT_SUPPORTED);
     return with_type(xt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, scale = Scale(al, be, xt->type), param = Scale(alp, bep, xt->type), groups = Groups(*xt, mode), xt = *xt, bytes = bt->bytes()] {
             using S = Sum<T>;
             read(x, xt.bytes()), read(gy, xt.bytes()), read(gamma, bytes), read(mean, bytes), read(inverse, bytes);
             write(gx, xt.bytes()), write(ggamma, bytes), write(gbeta, bytes);
-            write(workspace, room), memset(workspace, 0x5A, room);
+            if (room) write(workspace, room), memset(workspace, 0x5A, room);
+            if (reserved) read(reserve, ROOM);
+            if (reserved && *(uint64_t*)reserve != LAID_ASIDE) die("batch normalisation: its reserve is not what forward wrote");
             for (int g = 0; g < groups.count(); g++) {
                 S centre = ((const S*)mean)[g], factor = ((const S*)inverse)[g], members = groups.members();
                 double sum = 0, product = 0;
@@ -156,6 +186,23 @@ int cudnnBatchNormalizationBackwardEx(void* h, int mode, int ops, const void* al
             }
         });
     });
+}
+int cudnnBatchNormalizationBackwardEx(void* h, int mode, int ops, const void* al, const void* be, const void* alp, const void* bep,
+        Tensor* xt, const void* x, Tensor*, const void*, Tensor* gyt, const void* gy, Tensor*, void*, Tensor* gxt, void* gx, Tensor* bt,
+        const void* gamma, const void*, void* ggamma, void* gbeta, double epsilon, const void* mean, const void* inverse, void*,
+        void* workspace, size_t room, void* reserve, size_t reserved) {
+    REFUSE_IF(ops, NOT_SUPPORTED);
+    size_t needed;
+    cudnnGetBatchNormalizationBackwardExWorkspaceSize(h, mode, ops, xt, xt, gyt, gxt, gxt, bt, nullptr, &needed);
+    REFUSE_IF(room < needed || (reserved < ROOM && (reserved || needs_room(*xt, mode))), BAD_PARAM);
+    return normalize_back(h, mode, al, be, alp, bep, xt, x, gyt, gy, gxt, gx, bt, gamma, ggamma, gbeta, epsilon, mean, inverse,
+                          workspace, room, reserve, reserved);
+}
+int cudnnBatchNormalizationBackward(void* h, int mode, const void* al, const void* be, const void* alp, const void* bep, Tensor* xt,
+        const void* x, Tensor* gyt, const void* gy, Tensor* gxt, void* gx, Tensor* bt, const void* gamma, void* ggamma, void* gbeta,
+        double epsilon, const void* mean, const void* inverse) {
+    return normalize_back(h, mode, al, be, alp, bep, xt, x, gyt, gy, gxt, gx, bt, gamma, ggamma, gbeta, epsilon, mean, inverse,
+                          nullptr, 0, nullptr, 0);
 }
 
 // ---- dropout: which elements is said by states in the device's memory, which go on -------
@@ -189,7 +236,9 @@ int cudnnDropoutForward(void* h, Dropout* d, Tensor* xt, const void* x, Tensor* 
     });
 }
 int cudnnDropoutBackward(void* h, Dropout* d, Tensor* gyt, const void* gy, Tensor* gxt, void* gx, void* reserve, size_t bytes) {
-    REFUSE_IF(!good(*gyt, *gxt), BAD_PARAM);
+    size_t needed;
+    cudnnDropoutGetReserveSpaceSize(gyt, &needed);
+    REFUSE_IF(!good(*gyt, *gxt) || bytes < needed, BAD_PARAM);
     return with_type(gyt->type, [&](auto zero) {
         using T = decltype(zero);
         launch(h, [=, n = gyt->count(), d = *d] {

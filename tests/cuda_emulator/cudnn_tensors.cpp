@@ -87,7 +87,7 @@ int check_windows(const Pooling& pool, const Tensor& x, const Tensor& y) {
     size_t dims = pool.window.size();
     REFUSE_IF(x.type != y.type || x.shape.size() != dims + 2 || y.shape.size() != dims + 2, BAD_PARAM);
     REFUSE_IF(x.shape[0] != y.shape[0] || x.shape[1] != y.shape[1], BAD_PARAM);
-    REFUSE_IF(!x.dense() || !y.dense(), NOT_SUPPORTED);
+    REFUSE_IF(!x.dense() || !y.dense() || dims < 2, NOT_SUPPORTED);
     return SUCCESS;
 }
 
