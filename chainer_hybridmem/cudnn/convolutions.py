@@ -235,13 +235,13 @@ def _run(
         _most_workspace_bytes,
         deterministic,
     )
-    if auto_tune and asked not in _measured:
-        _measure(asked, first, second, output)
-    convolution = _prepare(asked, auto_tune)
-    workspace = cupy.cuda.alloc(convolution.workspace_bytes)
-    arrays = zip(convolution.inputs, (first, second), strict=True)
-    inputs = [value for d, array in arrays for value in (d.value, array.data.ptr)]
     try:
+        if auto_tune and asked not in _measured:
+            _measure(asked, first, second, output)
+        convolution = _prepare(asked, auto_tune)
+        workspace = cupy.cuda.alloc(convolution.workspace_bytes)
+        arrays = zip(convolution.inputs, (first, second), strict=True)
+        inputs = [value for d, array in arrays for value in (d.value, array.data.ptr)]
         _find_function(operation)(
             get_handle(), ONE[code], *inputs, convolution.descriptor.value,
             convolution.algorithm, workspace.ptr, convolution.workspace_bytes,
