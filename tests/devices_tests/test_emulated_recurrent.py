@@ -476,7 +476,8 @@ RNN_REFUSALS = [
     ({'flags': 2}, BAD_PARAM),
 ]
 DATA_REFUSALS = [
-    ({'lengths': (1, 3, 4)}, BAD_PARAM),  # not sorted
+    ({'lengths': (1, 3, 4)}, BAD_PARAM),
+    ({'lengths': (4, 1, 3)}, BAD_PARAM),
     ({'lengths': (3, 3, 1)}, BAD_PARAM),  # none is as long as the longest
     ({'lengths': (5, 3, 1)}, BAD_PARAM),
     ({'lengths': (4, 3, 0)}, BAD_PARAM),
