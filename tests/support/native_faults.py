@@ -48,11 +48,11 @@ def _refuse(faults: int, size: int) -> bool:
         return False
     if load(counter + words.LIMITED) == 0:
         return False
-    used, limit = load(counter + words.USED), load(counter + words.LIMIT)
+    used, limit = load(counter + counting.USED), load(counter + counting.LIMIT)
     refused = True
     if load(counter + words.RECLAIMING) == 0:
         reclaim(counter, max(used + size - limit, size))
-        used = load(counter + words.USED)
+        used = load(counter + counting.USED)
         refused = kind != _PASSING or used + size > limit
     if refused:
         store(counter + words.FAILED_BYTES, size)

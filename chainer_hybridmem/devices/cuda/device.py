@@ -152,12 +152,12 @@ class CudaArrays(Arrays):
             alive = reference()
             if alive is None:
                 return None
-            return self._new_memory(alive.block.ptr, alive.nbytes, alive, self._number)
+            return self._new_memory(alive.ptr, alive.nbytes, alive, self._number)
 
         return find_root
 
     def root_bytes(self, root: Root) -> int:
-        return int(root.size)
+        return round_up(root.size)
 
     def capture(self, array: Array) -> View:
         pointer = array.data
