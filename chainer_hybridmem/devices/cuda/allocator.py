@@ -143,6 +143,26 @@ class Allocator:
             return owner
         return None
 
+    def track(self, root: Root) -> Callable[[], Allocation | None] | None:
+        """See :meth:`.CudaMemory.track`; makes no owner as long as none is asked for."""
+        if type(root) is not self._given_kind:
+            owner = self.find_owner(root)
+            return None if owner is None else weakref.ref(owner)
+        address, ident = root.ptr, self._counter.ident_at(root.ptr)
+
+        def find_owner() -> Allocation | None:
+            alive = self._counter.ident_at(address) == ident
+            return self._own(address) if alive else None
+
+        return find_owner if ident else None
+
+    def find_stream(self, root: Root) -> Any:
+        """See :meth:`.CudaMemory.find_stream`."""
+        if type(root) is not self._given_kind:
+            return getattr(self.find_owner(root), 'stream', None)
+        block = self._counter.block_at(root.ptr)
+        return self._streams[block[native.OF_STREAM // 8]] if block else None
+
     def ident_of(self, root: Root) -> int:
         """Id of memory that this allocator has given; 0 for other memory."""
         if type(root) is self._given_kind:
@@ -591,8 +611,10 @@ class AllocationCounter(WordsCounter):
     def block_at(self, address: int) -> list[int]:
         """Words of the block at an address; empty if native code has given none."""
         block = native.find(self._address, address)
-        words = ctypes.c_int64 * (native.BLOCK_BYTES // 8)
-        return list(words.from_address(block)) if block else []
+        if not block:
+            return []
+        first = (block - self._get(native.BLOCKS)) // 8
+        return self._blocks[first : first + native.BLOCK_BYTES // 8]
 
     def addresses(self) -> list[int]:
         """Of all blocks that native code has given."""

@@ -96,8 +96,8 @@ class CudaCopyEngine(CopyEngine):
         with self._gpu.current():
             compute = self._gpu.compute()
             compute.wait_event(transfer.end)
-            home = getattr(self._memory.find_owner(transfer.root), 'stream', compute)
-            if home != compute and not gc.is_finalized(home):
+            home = self._memory.find_stream(transfer.root)
+            if home not in (None, compute) and not gc.is_finalized(home):
                 home.wait_event(transfer.end)
 
     def order_after_all(self, transfer: CudaTransfer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 from chainer_hybridmem.devices.adopted import AdoptedArrays
 from chainer_hybridmem.devices.cuda.allocator import (
@@ -113,6 +114,14 @@ class CudaMemory(Memory):
     def allocate(self, nbytes: int) -> Root:
         with self._gpu.current():
             return self._allocator.pointer(nbytes).mem
+
+    def track(self, root: Root) -> Callable[[], Allocation | None] | None:
+        """Finds the owner of memory for as long as it lives; None for other memory."""
+        return self._allocator.track(root)
+
+    def find_stream(self, root: Root) -> Any:
+        """The stream on which memory is used again; None for other memory."""
+        return self._allocator.find_stream(root)
 
     def find_owner(self, root: Root) -> Allocation | None:
         """The owner of memory that comes from here; None for other memory."""
