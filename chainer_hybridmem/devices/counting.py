@@ -81,16 +81,14 @@ class WordsCounter:
 
     Args:
         words: Of the counter, and what a device has behind them.
+
+    Attributes:
+        address (int): Of the words.
     """
 
     def __init__(self, words: ctypes.Array[ctypes.c_int64]) -> None:
         self._words = words
-        self._address = ctypes.addressof(words)
-
-    @property
-    def address(self) -> int:
-        """Of the words."""
-        return self._address
+        self.address = ctypes.addressof(words)
 
     def _get(self, field: int) -> int:
         return self._words[field // 8]

@@ -77,7 +77,7 @@ class Allocator:
         self._new_memory: Callable[..., Any] = gpu.cuda.UnownedMemory
         self._new_pointer: Callable[..., Any] = gpu.cuda.MemoryPointer
         memory = gpu.cuda.memory
-        self._given_kind: type = memory.CFunctionAllocatorMemory
+        self._given_kind: Any = memory.CFunctionAllocatorMemory
         self._give: Callable[[int], Any] = memory.CFunctionAllocator(
             counter.address,
             native.on_malloc.address,
@@ -144,7 +144,7 @@ class Allocator:
         return None
 
     def track(self, root: Root) -> Callable[[], Allocation | None] | None:
-        """See :meth:`.CudaMemory.track`; makes no owner as long as none is asked for."""
+        """See :meth:`.CudaMemory.track`; makes an owner when one is asked for."""
         if type(root) is not self._given_kind:
             owner = self.find_owner(root)
             return None if owner is None else weakref.ref(owner)
@@ -165,8 +165,8 @@ class Allocator:
 
     def ident_of(self, root: Root) -> int:
         """Id of memory that this allocator has given; 0 for other memory."""
-        if type(root) is self._given_kind:
-            return self._counter.ident_at(root.ptr)
+        if type(root) is self._given_kind:  # in one step: it is asked very often
+            return native.ident_at(self._counter.address, root.ptr)
         owner = self.find_owner(root)
         return 0 if owner is None else owner.ident
 
@@ -533,11 +533,11 @@ class AllocationCounter(WordsCounter):
 
     def count(self, nbytes: int) -> int:
         """Counts an allocation; returns its id."""
-        return int(counting.count_malloc(self._address, nbytes))
+        return int(counting.count_malloc(self.address, nbytes))
 
     def uncount(self, ident: int, nbytes: int) -> None:
         """Takes back what :meth:`count` has counted."""
-        counting.uncount(self._address, ident, nbytes)
+        counting.uncount(self.address, ident, nbytes)
 
     def sample(self, new_peak: bool) -> tuple[int, int]:
         """The load and its peak since the last sample that began a new one."""
@@ -606,11 +606,11 @@ class AllocationCounter(WordsCounter):
 
     def ident_at(self, address: int) -> int:
         """Id of the block at an address; 0 if native code has given none there."""
-        return int(native.ident_at(self._address, address))
+        return int(native.ident_at(self.address, address))
 
     def block_at(self, address: int) -> list[int]:
         """Words of the block at an address; empty if native code has given none."""
-        block = native.find(self._address, address)
+        block = native.find(self.address, address)
         if not block:
             return []
         first = (block - self._get(native.BLOCKS)) // 8
@@ -618,15 +618,17 @@ class AllocationCounter(WordsCounter):
 
     def addresses(self) -> list[int]:
         """Of all blocks that native code has given."""
-        return [address for address in self._blocks[:: native.BLOCK_BYTES // 8] if address]
+        return [
+            address for address in self._blocks[:: native.BLOCK_BYTES // 8] if address
+        ]
 
     def give_to(self, owner: GivenAllocation) -> None:
         """The death of an owner frees its block from now on."""
-        native.own(self._address, owner.ptr, id(owner))
+        native.own(self.address, owner.ptr, id(owner))
 
     def free_of(self, owner: GivenAllocation) -> None:
         """Frees the block of an owner that is dying."""
-        native.free_of(self._address, owner.ptr, id(owner))
+        native.free_of(self.address, owner.ptr, id(owner))
 
 
 def find_stream_function(gpu: Gpu) -> int:

@@ -220,7 +220,10 @@ class MappedMemory:
             behind = self._mapped.find(1, begin, end)
             first = min(end if behind < 0 else behind, begin + self._most)
             count = first - begin
-            address, nbytes = self.ptr + begin * self.granule_bytes, count * self.granule_bytes
+            address, nbytes = (
+                self.ptr + begin * self.granule_bytes,
+                count * self.granule_bytes,
+            )
             if not self._mapper.map(address, nbytes):
                 return False
             self._pieces[begin] = count
@@ -260,7 +263,10 @@ class MappedMemory:
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Gives a piece back; the GPU must not use it any more."""
-        first, count = (address - self.ptr) // self.granule_bytes, nbytes // self.granule_bytes
+        first, count = (
+            (address - self.ptr) // self.granule_bytes,
+            nbytes // self.granule_bytes,
+        )
         with self._lock:
             self._mapped[first : first + count] = bytes(count)
             del self._pieces[first]
@@ -273,5 +279,6 @@ class MappedMemory:
         if self._pieces:
             self._mapper.synchronize()
         for first, count in list(self._pieces.items()):
-            self.unmap(self.ptr + first * self.granule_bytes, count * self.granule_bytes)
+            address = self.ptr + first * self.granule_bytes
+            self.unmap(address, count * self.granule_bytes)
         self._mapper.free(self.ptr, self._nbytes)

@@ -94,7 +94,7 @@ def ident_at(counter: int, address: int) -> int:
 
 @_native(types.void(_i64, _i64), apart=True)
 def _remove(counter: int, block: int) -> None:
-    """Takes a block out of the table; those behind it move up to where they are sought."""
+    """Takes a block out of the table; others move up to where they are sought."""
     blocks = load(counter + BLOCKS)
     add(counter + GIVEN, -1)
     empty = (block - blocks) // BLOCK_BYTES
@@ -161,7 +161,7 @@ def _give_from(counter: int, place: int, address: int, nbytes: int) -> bool:
 
 @_native(_i64(_i64, _i64), apart=True)
 def _give_planned(counter: int, nbytes: int) -> int:
-    """The planned space of the next malloc; 0 if it has none, -1 if Python is needed."""
+    """The planned space of the next malloc; 0: it has none, -1: Python is needed."""
     arena = load(counter + ARENA + PLACE_SLAB)
     table = arena + slab.SLAB_BYTES
     if arena == 0 or load(table + slab.STOP) == 0:

@@ -53,7 +53,7 @@ class Counter(WordsCounter):
     def keep_figures(self) -> None:
         """Another counter gets the memory: keeps the last figures elsewhere."""
         self._words = type(self._words).from_buffer_copy(self._words)
-        self._address = ctypes.addressof(self._words)
+        self.address = ctypes.addressof(self._words)
 
     @property
     def limit_bytes(self) -> int:
@@ -86,11 +86,11 @@ class Counter(WordsCounter):
         In one native step: between two Python statements a garbage collection
         may free arrays.
         """
-        return int(count(self._address, nbytes))
+        return int(count(self.address, nbytes))
 
     def uncount_foreign(self, ident: int, nbytes: int) -> None:
         """Takes back what :meth:`count_foreign` has counted."""
-        uncount(self._address, ident, nbytes)
+        uncount(self.address, ident, nbytes)
 
     def pool_figures(self, new_peak: bool) -> tuple[int, ...]:
         """Bytes in use, held but free, served from held pages, asked of the system
@@ -100,19 +100,19 @@ class Counter(WordsCounter):
         in use but neither served from here nor asked of the system. Pages that a
         hole shares with blocks count as the hole's.
         """
-        write_figures(self._address, self._figures_address, int(new_peak))
+        write_figures(self.address, self._figures_address, int(new_peak))
         return tuple(self._figures)
 
     # -- offsets --------------------------------------------------------------
     @property
     def table_address(self) -> int:
         """Address of the words that say where the next blocks shall lie."""
-        return self._address + words.TABLE
+        return self.address + words.TABLE
 
     def release_side(self) -> None:
         """Gives free pages outside of the arena back to the system."""
         arena_bytes = self._get(words.ARENA + slab.HELD)
-        release_holes(self._address, self._get(counting.USED) + arena_bytes)
+        release_holes(self.address, self._get(counting.USED) + arena_bytes)
 
     @property
     def arena_bytes(self) -> int:
@@ -123,7 +123,7 @@ class Counter(WordsCounter):
     def install(self) -> None:
         """Sends NumPy's allocations of the current context to this counter."""
         for place in (words.SIDE, words.ARENA):
-            make_slab(self._address, place, _slab_bytes(self._get(counting.LIMIT)))
+            make_slab(self.address, place, _slab_bytes(self._get(counting.LIMIT)))
         self._set(words.THREAD, threading.get_ident())
         self._set(words.LIMITED, 1)
         self._own = self._capsule
@@ -145,10 +145,10 @@ class Counter(WordsCounter):
             numpy_memory.set_handler(former)
         self._own = self._previous = None
         self._set(words.LIMITED, 0)
-        release_holes(self._address, 0)
+        release_holes(self.address, 0)
         self._set(words.TABLE + slab.STOP, 0)
         for place in (words.SIDE, words.ARENA):
-            drop_slab(self._address, place)
+            drop_slab(self.address, place)
 
     def pause_reclaim(self, paused: bool) -> None:
         """Refuses blocks that do not fit without asking for space first."""

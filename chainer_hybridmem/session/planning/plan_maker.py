@@ -254,7 +254,7 @@ class PlanMaker:
 
     @property
     def _largest_bytes(self) -> int:
-        """Of maps that are left to the graph; a look delays what a GPU is to do next."""
+        """Of maps that are left to the graph: a look delays what a GPU does next."""
         return sys.maxsize if self._device.clock.asynchronous else LARGEST_BYTES
 
     def room_bytes(self, guide: Guide) -> int:
