@@ -1,7 +1,8 @@
 """The allocator that CuPy calls.
 
 Note: [block owners]
-    CuPy's memory hooks do not fire for foreign allocators, so the allocator
+    CuPy's memory hooks do not fire for foreign allocators. Most blocks are given and
+    taken back in native code (:mod:`.native_blocks`). For the others the allocator
     hands out :class:`cupy.cuda.UnownedMemory` whose owner is an
     :class:`Allocation`. It holds the pool's block, and its ``__del__`` learns
     when the last array has let go. CuPy's pool does not give back what is free when it
