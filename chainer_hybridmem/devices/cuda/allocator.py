@@ -635,10 +635,12 @@ class AllocationCounter(WordsCounter):
 def find_stream_function(gpu: Gpu) -> int:
     """Address of the C function that tells CuPy's current stream; 0: it has none."""
     functions = getattr(getattr(gpu.cuda, 'stream', None), '__pyx_capi__', {})
-    capsule = functions.get('get_current_stream_ptr')
-    if capsule is None:
-        return 0
-    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    capsule, kind = functions.get('get_current_stream_ptr'), b'intptr_t (void)'
+    arguments = ctypes.py_object, ctypes.c_char_p
+    is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *arguments)(
+        ('PyCapsule_IsValid', ctypes.pythonapi)
+    )
+    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, *arguments)(
         ('PyCapsule_GetPointer', ctypes.pythonapi)
     )
-    return get(capsule, b'intptr_t (void)') or 0
+    return get(capsule, kind) if is_valid(capsule, kind) else 0
