@@ -92,11 +92,17 @@ def unburdened_gpu(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True, scope='session')
 def small_workspaces() -> None:
-    """Limits of tests are a few megabytes; cuDNN may take eight unless it is told."""
+    """Limits of tests are a few megabytes; cuDNN may take eight unless it is told.
+
+    Its states of dropout live as long as the process: outside of CuPy's pool, where a
+    session would count the whole segment that they lie in.
+    """
     from chainer.backends import cuda
 
-    if cuda.cudnn_enabled:
+    if cuda.cudnn_enabled and cuda.cupy.cuda.is_available():
         cuda.set_max_workspace_size(WORKSPACE_BYTES)
+        with cuda.cupy.cuda.using_allocator(None):
+            cuda.get_cudnn_dropout_states()
 
 
 @pytest.fixture(autouse=True, scope='session')

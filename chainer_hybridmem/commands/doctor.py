@@ -38,11 +38,10 @@ def cupy_hint() -> str:
 
 def cudnn_hint() -> str:
     """What to do where CuPy has no cuDNN."""
-    extra = 'cuda12-cudnn8' if compat.cupy_has_cudnn() else 'cuda13'
-    return (
-        'Without cuDNN convolutions take more memory and more time on a GPU: '
-        f'{describe_installation(extra)} brings it.'
-    )
+    hint = 'Without cuDNN convolutions take more memory and more time on a GPU'
+    if compat.cupy_has_cudnn():
+        return f'{hint}: {describe_installation("cuda12-cudnn8")} brings it.'
+    return f'{hint}.'
 
 
 def libraries_hint() -> str:
@@ -54,6 +53,7 @@ def libraries_hint() -> str:
     )
 
 
+_CONVOLVED = (2, 8, 6, 6), (4, 8, 3, 3)
 # Where functions are compiled for types that are known before.
 WITH_COMPILED = ('devices.host', 'planners', 'pools', 'search', 'simulation')
 
@@ -245,9 +245,21 @@ def examine_convolutions() -> Check:
 
 
 def describe_cudnn() -> str:
-    """The version of cuDNN and its file."""
+    """The version of cuDNN and its file, once it has convolved where there is a GPU."""
+    if compat.cuda_available():
+        convolve()
     files = [path for path in machine.loaded_libraries('libcudnn.so')][:1]
     return ', '.join([f'cuDNN {machine.cudnn_version()}', *files])
+
+
+def convolve() -> None:
+    """A convolution with all of its gradients, through cuDNN."""
+    cupy = importlib.import_module('cupy')
+    chainer = compat.import_chainer()
+    x, w = (chainer.Variable(cupy.ones(shape, 'f')) for shape in _CONVOLVED)
+    with chainer.using_config('use_cudnn', 'always'):
+        chainer.functions.sum(chainer.functions.convolution_2d(x, w)).backward()
+    cupy.cuda.get_current_stream().synchronize()
 
 
 def thread_hints() -> list[str]:

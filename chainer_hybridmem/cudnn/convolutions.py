@@ -2,7 +2,8 @@
 
 Note: [which algorithm]
     cuDNN names its algorithms for a convolution, the fastest one first: by a heuristic,
-    or measured (``auto_tune``). The first one is taken that fits the workspace and, if
+    or measured (``auto_tune``), which may differ from run to run: not where the same
+    bits are asked for each time. The first one is taken that fits the workspace and, if
     asked for, gives the same bits each time. It is remembered by everything that has
     been asked: a replay runs the algorithm of its forward.
 
@@ -36,7 +37,7 @@ from chainer_hybridmem.cudnn.functions import FUNCTIONS as f
 from chainer_hybridmem.cudnn.functions import CuDNNError
 
 _TENSOR_CORES = {'auto', 'always', 'never'}
-_MOST_ALGORITHMS = 10
+_MOST_ALGORITHMS = 16
 _TF32 = 7  # COMPUTE_TYPE_TF32 of CuPy
 _most_workspace_bytes = 8 << 20
 
@@ -218,8 +219,11 @@ def _run(
     if not (first.size and second.size):  # a sum of nothing
         output.fill(0)
         return
+    if {first.data.device_id, second.data.device_id} != {output.data.device_id}:
+        raise ValueError('the arrays of a convolution lie on several GPUs')
+    auto_tune = auto_tune and not deterministic
     pad, stride, dilation, groups = parameters
-    first, second = contiguous(first), contiguous(second)
+    first, second = _aligned(first), _aligned(second)
     code = output.dtype.char
     asked = _Asked(
         operation,
@@ -252,6 +256,12 @@ def _run(
         raise
 
 
+def _aligned(array: Any) -> Any:
+    """In C order, where every algorithm takes it."""
+    array = contiguous(array)
+    return array.copy() if array.data.ptr % 16 else array
+
+
 def _find_function(operation: str, beginning: str = '', end: str = '') -> Any:
     words = ['convolution', *operation.split()]
     name = ''.join(word.capitalize() for word in words)
@@ -265,9 +275,11 @@ def _choose_math(code: str, tensor_core: str) -> int:
         raise ValueError(
             f'tensor_core is {tensor_core!r}; it is one of "auto", "always", "never"'
         )
-    if code == 'e':
-        return c.CUDNN_FMA_MATH if tensor_core == 'never' else c.CUDNN_TENSOR_OP_MATH
-    return c.CUDNN_FMA_MATH if code == 'f' and not may_use_tf32() else 0
+    if code == 'e' and tensor_core != 'never':
+        return c.CUDNN_TENSOR_OP_MATH
+    if code == 'f' and not may_use_tf32():
+        return c.CUDNN_FMA_MATH
+    return c.CUDNN_DEFAULT_MATH
 
 
 def may_use_tf32() -> bool:
@@ -279,14 +291,17 @@ def may_use_tf32() -> bool:
 
 @functools.lru_cache(4096)
 def _prepare(asked: _Asked, measured: bool) -> _Convolution:
-    algorithm, workspace_bytes, math = (
-        _measured[asked] if measured else _ask_heuristic(asked)
-    )
-    descriptors = _describe_arrays(asked)
+    algorithm, nbytes, math = _measured[asked] if measured else _ask_heuristic(asked)
+    first, second, output = _describe_arrays(asked)
     convolution = _describe_convolution(asked)
     f['setConvolutionMathType'](convolution.value, math)
+    # What was told is of an algorithm's own arithmetic.
+    needed_bytes = _find_function(asked.operation, 'get', 'WorkspaceSize')(
+        get_handle(), first.value, second.value, convolution.value, output.value,
+        algorithm,
+    )  # fmt: skip
     return _Convolution(
-        descriptors[:2], descriptors[2], convolution, algorithm, workspace_bytes
+        (first, second), output, convolution, algorithm, max(nbytes, needed_bytes)
     )
 
 
@@ -377,10 +392,12 @@ def _choose(asked: _Asked, found: list[_Performance]) -> tuple[int, int, int]:
         if one.status == c.CUDNN_STATUS_SUCCESS
         and (one.determinism == c.CUDNN_DETERMINISTIC or not asked.deterministic)
     ]
+    exact = asked.math == c.CUDNN_FMA_MATH  # float32 must not become TF32
+    if exact:
+        working.sort(key=lambda one: one.math != asked.math)
     for one in working:
         if one.workspace_bytes <= asked.workspace_bytes:
-            # What is said of float32 must hold whatever an algorithm prefers.
-            math = asked.math if asked.math == c.CUDNN_FMA_MATH else one.math
+            math = asked.math if exact else one.math
             return one.algorithm, one.workspace_bytes, math
     if not working:
         kind = 'deterministic algorithm' if asked.deterministic else 'algorithm'

@@ -20,6 +20,7 @@ from chainer_hybridmem.cudnn import constants as c
 from chainer_hybridmem.cudnn.functions import FUNCTIONS as f
 
 _KEPT = 4096
+_LARGEST = 2**31 - 1
 _TYPES = {'f': c.CUDNN_DATA_FLOAT, 'd': c.CUDNN_DATA_DOUBLE, 'e': c.CUDNN_DATA_HALF}
 _ONES = {'f': ctypes.c_float(1), 'd': ctypes.c_double(1)}
 _ZEROS = {'f': ctypes.c_float(0), 'd': ctypes.c_double(0)}
@@ -104,7 +105,16 @@ def make(name: str) -> Descriptor:
 
 
 def ints(values: Sequence[int]) -> Any:
-    """An array of C ints."""
+    """An array of C ints.
+
+    Raises:
+        OverflowError: If one is too large, which ctypes would cut.
+    """
+    if max(values, default=0) > _LARGEST:
+        raise OverflowError(
+            f'cuDNN takes sizes and strides up to {_LARGEST:,}, and here are '
+            f'{tuple(values)}: use smaller batches'
+        )
     return (ctypes.c_int * len(values))(*values)
 
 
@@ -129,8 +139,9 @@ def flattened(array: Any) -> Descriptor:
 @functools.lru_cache(_KEPT)
 def images(kind: int, shape: tuple[int, ...], layout: int) -> Descriptor:
     """Of a batch of images or volumes, which a layout of NHWC has in that order."""
-    if len(shape) != 4:
+    if len(shape) != 4 or layout == c.CUDNN_TENSOR_NCHW:
         return tensor(kind, shape)
+    ints((math.prod(shape[1:]), *shape))  # none is too large
     result = make('Tensor')
     f['setTensor4dDescriptor'](
         result.value, layout, kind, *channels_first(shape, layout)

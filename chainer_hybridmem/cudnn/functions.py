@@ -138,10 +138,10 @@ def is_available() -> bool:
 
 @functools.cache
 def check_names() -> None:
-    """Looks for every function.
+    """Looks for every function, and makes one descriptor of each part of the library.
 
     Raises:
-        LibraryError: If there is no library, or it lacks one.
+        LibraryError: If there is no library, or it lacks something.
     """
     library = load()
     for name in ('GetVersion', 'GetErrorString', *SIGNATURES):
@@ -149,13 +149,24 @@ def check_names() -> None:
             raise LibraryError(
                 f'{library._name} lacks cudnn{name}: install another cuDNN 9.'
             )
+    for kind in ('Tensor', 'Convolution', 'RNN'):
+        descriptor = ctypes.c_void_p()
+        create = getattr(library, f'cudnnCreate{kind}Descriptor')
+        status = create(ctypes.byref(descriptor))
+        if status:
+            raise LibraryError(f'{library._name} is not whole: {_tell(status)}.')
+        getattr(library, f'cudnnDestroy{kind}Descriptor')(descriptor)
+
+
+def _tell(status: int) -> str:
+    describe = load().cudnnGetErrorString
+    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    return f'{describe(status).decode()} ({status})'
 
 
 def _fail(status: int, name: str) -> None:
     library = load()
-    describe = library.cudnnGetErrorString
-    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    told = f'cudnn{name} ended with {describe(status).decode()} ({status})'
+    told = f'cudnn{name} ended with {_tell(status)}'
     detail = ctypes.create_string_buffer(1024)
     with contextlib.suppress(AttributeError):
         library.cudnnGetLastErrorString(detail, ctypes.c_size_t(len(detail)))
@@ -215,7 +226,12 @@ def _follow_stream(handle: int) -> None:
     stream = cupy.cuda.get_current_stream().ptr
     if _streams.get(handle) != stream:
         setStream(handle, stream)
-        _streams[handle] = stream
+
+
+def setStream(handle: int, stream: int) -> None:
+    """Has what follows run in a stream, until CuPy's current one is another."""
+    _set_stream(handle, stream)
+    _streams[handle] = stream
 
 
 def _cupy_name(name: str) -> str:
@@ -224,7 +240,7 @@ def _cupy_name(name: str) -> str:
 
 
 FUNCTIONS = {_cupy_name(name): _bind(name) for name in SIGNATURES}
-setStream, _destroy = FUNCTIONS['setStream'], FUNCTIONS['destroy']
+_set_stream, _destroy = FUNCTIONS['setStream'], FUNCTIONS['destroy']
 
 
 def destroy(handle: int) -> None:
@@ -233,4 +249,4 @@ def destroy(handle: int) -> None:
     _destroy(handle)
 
 
-FUNCTIONS['destroy'] = destroy
+FUNCTIONS |= {'setStream': setStream, 'destroy': destroy}

@@ -1,20 +1,28 @@
 """Finds cuDNN 9 and loads it.
 
-In this order: what is loaded already or the system finds, NVIDIA's package
-(``nvidia-cudnn-cu12``, ``nvidia-cudnn-cu13``), PyTorch's folder. The first one that is
-made for CuPy's CUDA is taken.
+In this order: what the process has loaded already, NVIDIA's package
+(``nvidia-cudnn-cu12``, ``nvidia-cudnn-cu13``), what the system finds, PyTorch's folder.
+
+Note: [one in a process]
+    The library is a shim that finds its parts by their names. Where the parts of one
+    cuDNN are loaded, every other shim finds those: one that is made for another CUDA
+    must not be asked anything. So packages tell by their metadata what they are made
+    for. A shim without its parts ends the process: those are looked for first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 
 NAME = 'libcudnn.so.9'
-_PACKAGES = (('nvidia', 'cudnn/lib'), ('torch', 'lib'))
+_PARTS = tuple(f'libcudnn_{part}.so.9' for part in ('graph', 'ops', 'cnn', 'adv'))
+_PACKAGE = re.compile(r'nvidia_cudnn_cu(\d+)-.*\.dist-info')
 
 
 class LibraryError(ImportError):
@@ -39,20 +47,38 @@ def find() -> ctypes.CDLL | str:
     problem = _find_problem_of_cupy()
     if problem is not None:
         return problem
-    major, unfit = _cuda_major(), []
-    for path in _candidates():
-        try:
-            library = ctypes.CDLL(path)
-        except OSError:
-            continue
-        made_for = _made_for(library)
-        if made_for in (None, major):
-            return library
-        unfit.append(f'{path} is made for CUDA {made_for}')
+    major = _cuda_major()
     package = f'nvidia-cudnn-cu{major}'
-    if unfit:
-        return f'CuPy uses CUDA {major}, and {"; ".join(unfit)}: install {package}.'
+    with contextlib.suppress(OSError):
+        loaded = ctypes.CDLL(NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        return _accept(loaded, NAME, major) or (
+            f'CuPy uses CUDA {major}, and this process has loaded a cuDNN for CUDA '
+            f'{_made_for(loaded)} before.'
+        )
+    problems = []
+    for path, made_for in _candidates():
+        if made_for and major not in made_for:
+            others = ' and '.join(map(str, made_for))
+            problems.append(f'{path} is made for CUDA {others}')
+            continue
+        try:
+            _find_parts(path)
+            library = ctypes.CDLL(path)
+        except OSError as error:
+            if os.path.exists(path):
+                problems.append(str(error))
+            continue
+        if accepted := _accept(library, path, major):
+            return accepted
+        problems.append(f'{path} is made for CUDA {_made_for(library)}')
+        break  # see [one in a process]
+    if problems:
+        return f'CuPy uses CUDA {major}; {"; ".join(problems)}: install {package}.'
     return f'{NAME} was not found: install {package}.'
+
+
+def _accept(library: ctypes.CDLL, path: str, major: int) -> ctypes.CDLL | None:
+    return library if _made_for(library) in (None, major) else None
 
 
 def _find_problem_of_cupy() -> str | None:
@@ -82,12 +108,31 @@ def _made_for(library: ctypes.CDLL) -> int | None:
     return int(function()) // 1000 or None
 
 
-def _candidates() -> Iterator[str]:
-    yield NAME
-    for package, folder in _PACKAGES:
-        try:
-            spec = importlib.util.find_spec(package)
-        except (ImportError, ValueError):  # a made-up module
-            continue
-        for root in (spec and spec.submodule_search_locations) or ():
-            yield os.path.join(root, folder, NAME)
+def _find_parts(path: str) -> None:
+    folder = os.path.dirname(path)
+    if not folder:
+        ctypes.CDLL(_PARTS[0])  # of which the others are beside it
+    for part in _PARTS if folder else ():
+        if not os.path.exists(os.path.join(folder, part)):
+            raise OSError(f'{path} is there without {part}')
+
+
+def _candidates() -> Iterator[tuple[str, list[int]]]:
+    """Paths, and for which CUDA each is made; of some it is not known."""
+    for root in _folders('nvidia'):
+        path = os.path.join(root, 'cudnn', 'lib', NAME)
+        if os.path.exists(path):
+            beside = os.listdir(os.path.dirname(root))
+            found = [match for match in map(_PACKAGE.fullmatch, beside) if match]
+            yield path, sorted(int(match[1]) for match in found)
+    yield NAME, []
+    for root in _folders('torch'):
+        yield os.path.join(root, 'lib', NAME), []
+
+
+def _folders(package: str) -> list[str]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # a made-up module
+        return []
+    return list((spec and spec.submodule_search_locations) or ())

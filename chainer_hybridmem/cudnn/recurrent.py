@@ -133,7 +133,8 @@ class RNNDescriptor(Descriptor):
         data_type: int,
         algorithm: int,
     ) -> None:
-        super().__init__(f['createRNNDescriptor'](), f['destroyRNNDescriptor'])
+        super().__init__(0, f['destroyRNNDescriptor'])
+        self.value = f['createRNNDescriptor']()
         self.units, self.layers, self.directions = hidden_size, num_layers, 1
         if direction == c.CUDNN_BIDIRECTIONAL:
             self.directions = 2

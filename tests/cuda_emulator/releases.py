@@ -40,6 +40,7 @@ CUPY_14 = Release(
         *('libcuda.so.1', 'libcudart.so.13', 'libnvrtc.so.13', 'libnvJitLink.so.13'),
         *('libcublas.so.13', 'libcublasLt.so.13', 'libcurand.so.10', 'libcufft.so.12'),
         *('libcusolver.so.12', 'libcusparse.so.12', 'libnccl.so.2', 'libcudnn.so.9'),
+        'libcudnn_graph.so.9',
     ),
     {'freethreading_compatible': True},
     cudnn=9,

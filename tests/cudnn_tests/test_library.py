@@ -14,25 +14,65 @@ import pytest
 from chainer_hybridmem.cudnn import functions, library, modules
 
 SYSTEMS, PACKAGES, TORCHES = 'libcudnn.so.9', 'nvidia/cudnn/lib', 'torch/lib'
+ASKED = []  # libraries that have been asked what they are made for
 
 
 class Library:
     """A cuDNN made for some CUDA."""
 
-    def __init__(self, name, cuda, lacking=()):
-        self._name, self._lacking = name, lacking
+    def __init__(self, name, cuda, lacking=(), status=0):
+        self._name, self._lacking, self._status = name, lacking, status
         self.cuda = cuda
 
     def __getattr__(self, name):
         if not name.startswith('cudnn') or name in self._lacking:
             raise AttributeError(name)
-        found = types.SimpleNamespace
-        return type('', (found,), {'__call__': lambda _: self.cuda * 1000 + 10})()
+
+        class Function:
+            def __call__(_, *args):
+                if name == 'cudnnGetCudartVersion':
+                    ASKED.append(self._name)
+                    return self.cuda * 1000 + 10
+                return b'BROKEN' if name == 'cudnnGetErrorString' else self._status
+
+        return Function()
+
+
+class Machine:
+    """One with CuPy 14 for CUDA 13, and libraries."""
+
+    def __init__(self, folder):
+        self.folder, self.libraries, self.loaded = folder, {}, None
+
+    def add(self, where, cuda=13, made_for=(), parts=True, **options):
+        """A library, with the metadata of packages for some CUDA beside it."""
+        self.libraries[where] = Library(where, cuda, **options)
+        if where == SYSTEMS:
+            return self.libraries[where]
+        (self.folder / where).mkdir(parents=True)
+        names = library._PARTS if parts else library._PARTS[:1]
+        for name in (library.NAME, *names):
+            (self.folder / where / name).touch()
+        for number in made_for:
+            (self.folder / f'nvidia_cudnn_cu{number}-9.28.dist-info').mkdir()
+        return self.libraries[where]
+
+    def load(self, path, mode=0):
+        """As ctypes does."""
+        if mode and self.loaded is None:
+            raise OSError('not loaded')
+        if mode:
+            return self.loaded
+        if path in (SYSTEMS, library._PARTS[0]) and SYSTEMS in self.libraries:
+            return self.libraries[SYSTEMS]
+        for where, found in self.libraries.items():
+            if where != SYSTEMS and where in path:
+                return found
+        raise OSError(f'{path}: cannot open shared object file')
 
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """One with CuPy 14 for CUDA 13; the libraries that it has, by part of the path."""
     runtime = types.SimpleNamespace(is_hip=False, runtimeGetVersion=lambda: 13000)
     cupy = types.ModuleType('cupy')
     cupy.__version__ = '14.2.0'
@@ -43,34 +83,37 @@ def machine(monkeypatch, tmp_path):
         (tmp_path / package / '__init__.py').touch()
         monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    libraries = {}
-
-    def load(path):
-        for part, found in libraries.items():
-            if path == part or (part in path and part != SYSTEMS):
-                return found
-        raise OSError(path)
-
-    monkeypatch.setattr(ctypes, 'CDLL', load)
+    found = Machine(tmp_path)
+    monkeypatch.setattr(ctypes, 'CDLL', found.load)
+    ASKED.clear()
     for cached in (library.find, functions.check_names):
         cached.cache_clear()
-    yield libraries
+    yield found
     for cached in (library.find, functions.check_names):
         cached.cache_clear()
 
 
 @pytest.mark.parametrize('where', [SYSTEMS, PACKAGES, TORCHES])
 def test_it_is_found_wherever_it_is(machine, where):
-    machine[where] = Library(where, 13)
-    assert library.load() is machine[where]
+    assert machine.add(where) is library.load()
     assert functions.is_available()
 
 
-def test_the_first_one_for_the_cuda_of_cupy_is_taken(machine):
-    machine[SYSTEMS] = Library(SYSTEMS, 12)
-    machine[PACKAGES] = Library(PACKAGES, 13)
-    machine[TORCHES] = Library(TORCHES, 13)
-    assert library.load() is machine[PACKAGES]
+def test_what_the_process_has_loaded_comes_first_then_packages(machine):
+    machine.add(SYSTEMS)
+    package = machine.add(PACKAGES, made_for=[13])
+    assert library.load() is package
+    library.find.cache_clear()
+    machine.loaded = Library('loaded', 13)
+    assert library.load() is machine.loaded
+
+
+def test_a_package_for_another_cuda_is_not_loaded(machine):
+    """Its parts would serve every other cuDNN of the process."""
+    machine.add(PACKAGES, 12, made_for=[12])
+    system = machine.add(SYSTEMS)
+    assert library.load() is system
+    assert ASKED == [SYSTEMS]
 
 
 def fail_to_load():
@@ -86,17 +129,37 @@ def test_without_one_it_is_said_what_to_install(machine):
 
 
 def test_one_of_another_cuda_is_named(machine):
-    machine[SYSTEMS] = Library(SYSTEMS, 12)
-    assert 'CuPy uses CUDA 13, and libcudnn.so.9 is made for CUDA 12' in fail_to_load()
+    machine.add(SYSTEMS, 12)
+    machine.add(TORCHES)  # whose parts would be those of the first one
+    said = fail_to_load()
+    assert said.startswith('CuPy uses CUDA 13; libcudnn.so.9 is made for CUDA 12')
+    assert ASKED and TORCHES not in ASKED
+
+
+def test_another_one_that_is_loaded_already_is_named(machine):
+    machine.add(PACKAGES, made_for=[13])
+    machine.loaded = Library('loaded', 12)
+    assert 'this process has loaded a cuDNN for CUDA 12 before' in fail_to_load()
+
+
+def test_one_without_its_parts_is_not_loaded(machine):
+    machine.add(PACKAGES, parts=False, made_for=[13])
+    assert 'is there without libcudnn_ops.so.9' in fail_to_load()
+    assert not ASKED
 
 
 def test_one_that_lacks_a_function_is_not_used(machine):
-    machine[SYSTEMS] = Library(SYSTEMS, 13, lacking=['cudnnRNNForward'])
+    machine.add(SYSTEMS, lacking=['cudnnRNNForward'])
     assert 'libcudnn.so.9 lacks cudnnRNNForward' in fail_to_load()
 
 
+def test_one_that_makes_no_descriptor_is_not_used(machine):
+    machine.add(SYSTEMS, status=3009)
+    assert 'libcudnn.so.9 is not whole: BROKEN (3009)' in fail_to_load()
+
+
 def test_a_cupy_that_looks_for_cudnn_itself_is_left_alone(machine):
-    machine[SYSTEMS] = Library(SYSTEMS, 13)
+    machine.add(SYSTEMS)
     sys.modules['cupy'].__version__ = '13.6.0'
     assert 'CuPy 13.6.0 looks for cuDNN 8 itself' in fail_to_load()
 
@@ -128,7 +191,7 @@ def test_the_library_module_tells_that_there_is_none(importable):
 
 
 def test_both_modules_are_there_with_it(importable):
-    importable[PACKAGES] = Library(PACKAGES, 13)
+    importable.add(PACKAGES)
     assert importlib.import_module('cupy.cuda.cudnn').available is True
     cudnn = importlib.import_module('cupy.cudnn')
     used = {'convolution_forward', 'get_handle', 'DropoutStates', 'rnn_backward_data'}

@@ -172,6 +172,13 @@ def test_drawn_poolings_have_the_shapes_of_chainer(package):
         assert found == (2, 3, *expected)
 
 
+@pytest.mark.parametrize('shape', [(2**32 + 8, 3, 1, 1), (2, 2**31, 1, 1)])
+@pytest.mark.parametrize('layout', range(2))
+def test_sizes_that_no_int_holds_are_refused(package, shape, layout):
+    with pytest.raises(OverflowError, match='up to 2,147,483,647'):
+        descriptors.images(FLOAT, shape, layout)
+
+
 def test_other_descriptors_are_accepted(package):
     """Each is set once, with everything that the package ever sets."""
     descriptors.activation(constants.CUDNN_ACTIVATION_CLIPPED_RELU, 0.5)
