@@ -270,6 +270,12 @@ BENCHMARKS = (
     Benchmark('gpu.install_wheels', 'installs what a GPU machine lacks'),
     Benchmark('gpu.look', 'which GPU and packages a run has', needs=GPU),
     Benchmark('gpu.warm', 'compiles what the next ones need'),
+    Benchmark(
+        'gpu.cudnn_on_gpu',
+        'functions of cuDNN beside those without, and in-core speeds',
+        ('gpu_cudnn.json',),
+        GPU,
+    ),
     Benchmark('gpu.smoke', 'a loop in half its memory, bits', ('gpu_smoke.json',), GPU),
     Benchmark(
         'gpu.exactness_on_gpu',
