@@ -34,11 +34,11 @@ def describe_installation(extra: str) -> str:
         required = metadata.requires(_DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         required = []
-    marker = f'extra=={extra}'
+    marker = re.compile(rf'extra *== *.{re.escape(extra)}[\'"]')  # to its quote
     words = []
     for line in required:
         name, _, condition = line.partition(';')
-        if marker in re.sub(r'[\s\'"]', '', condition):
+        if marker.search(condition):
             name = name.strip()
             words.append(f"'{name}'" if set(name) & set('<>=*[') else name)
     if not words:

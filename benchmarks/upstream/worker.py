@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import json
 import os
 import random
@@ -101,6 +102,7 @@ class Passes:
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Chooses tests; what stands in for skipped ones comes after its class."""
         self.collected = len(items)
+        gc.freeze()  # a device collects garbage, and tests are many and none
         if self._only:
             items[:] = [item for item in items if name_of(item) in self._only]
             return

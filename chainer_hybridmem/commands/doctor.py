@@ -38,10 +38,10 @@ def cupy_hint() -> str:
 
 def cudnn_hint() -> str:
     """What to do where CuPy has no cuDNN."""
+    extra = 'cuda12-cudnn8' if compat.cupy_has_cudnn() else 'cuda13'
     return (
         'Without cuDNN convolutions take more memory and more time on a GPU: '
-        f'{describe_installation("cuda12")} brings it for CUDA 12, '
-        f'{describe_installation("cuda13")} for CUDA 13.'
+        f'{describe_installation(extra)} brings it.'
     )
 
 

@@ -142,7 +142,7 @@ def _cudnn() -> str:
     try:
         return cudnn_version()
     except Exception:
-        return 'not used by this CuPy'
+        return 'not found'
 
 
 def loaded_libraries(part: str) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Any
 
 from chainer_hybridmem.cudnn import constants as c
 from chainer_hybridmem.cudnn.functions import FUNCTIONS as f
-from chainer_hybridmem.cudnn.functions import forget
 
 _KEPT = 4096
 _TYPES = {'f': c.CUDNN_DATA_FLOAT, 'd': c.CUDNN_DATA_DOUBLE, 'e': c.CUDNN_DATA_HALF}
@@ -68,7 +67,7 @@ def get_handle() -> int:
     device = cupy.cuda.runtime.getDevice()
     handle = _handles.of_device.get(device)
     if handle is None:
-        handle = _handles.of_device[device] = Descriptor(f['create'](), forget)
+        handle = _handles.of_device[device] = Descriptor(f['create'](), f['destroy'])
     return handle.value
 
 

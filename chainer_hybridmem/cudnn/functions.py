@@ -218,16 +218,19 @@ def _follow_stream(handle: int) -> None:
         _streams[handle] = stream
 
 
-def forget(handle: int) -> None:
-    """Destroys a handle."""
-    _streams.pop(handle, None)
-    destroy(handle)
-
-
 def _cupy_name(name: str) -> str:
     # RNNForward stays as it is
     return name if name.startswith('RNN') else name[0].lower() + name[1:]
 
 
 FUNCTIONS = {_cupy_name(name): _bind(name) for name in SIGNATURES}
-setStream, destroy = FUNCTIONS['setStream'], FUNCTIONS['destroy']
+setStream, _destroy = FUNCTIONS['setStream'], FUNCTIONS['destroy']
+
+
+def destroy(handle: int) -> None:
+    """Destroys a handle."""
+    _streams.pop(handle, None)  # another one may get its address
+    _destroy(handle)
+
+
+FUNCTIONS['destroy'] = destroy

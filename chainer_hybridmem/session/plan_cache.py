@@ -447,8 +447,21 @@ class PlanCache:
             'options': options.of_plans(),
             'ranks_per_node': options.ranks_per_node,
             'config': {name: getattr(chainer.config, name) for name in _CONFIG},
+            'cudnn': describe_cudnn(),
         }
         return json.dumps(found, sort_keys=True, default=repr)
+
+
+def describe_cudnn() -> dict[str, Any] | None:
+    """What cuDNN's algorithms and workspaces depend on; None if it is not used."""
+    cuda = chainer.backends.cuda
+    if not cuda.cudnn_enabled:
+        return None
+    return {
+        'version': cuda.libcudnn.getVersion(),
+        'workspace_bytes': cuda.get_max_workspace_size(),
+        'float32': cuda.cupy._core.get_compute_type('f'),
+    }
 
 
 def _digest(text: str) -> str:

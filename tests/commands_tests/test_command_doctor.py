@@ -13,6 +13,7 @@ import pytest
 from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import doctor, machine, self_check
 from chainer_hybridmem.commands.doctor import Check, Status
+from chainer_hybridmem.cudnn import functions
 from chainer_hybridmem.errors import HybridMemoryError
 
 TRAINING = 'training on the CPU'
@@ -153,7 +154,7 @@ def cudnn(monkeypatch):
     module = types.SimpleNamespace(getVersion=lambda: 8907)
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(machine, 'cupy_version', lambda: 'cupy-cuda12x 13.6.0')
-    monkeypatch.setattr(compat, 'cupy_can_use_cudnn', lambda: True)
+    monkeypatch.setattr(compat, 'cupy_has_cudnn', lambda: True)
     monkeypatch.setattr(compat, 'load_libraries', lambda: None)
     monkeypatch.delenv('CHAINER_CUDNN', raising=False)
     return name
@@ -165,19 +166,22 @@ def test_convolutions_use_cudnn(cudnn):
 
 
 def test_convolutions_of_a_cupy_without_cudnn(cudnn, monkeypatch):
-    monkeypatch.setattr(machine, 'cupy_version', lambda: 'cupy-cuda13x 14.2.0')
-    monkeypatch.setattr(compat, 'cupy_can_use_cudnn', lambda: False)
+    def refuse():
+        raise functions.LibraryError('libcudnn.so.9 was not found: install it.')
+
+    monkeypatch.setattr(compat, 'cupy_has_cudnn', lambda: False)
+    monkeypatch.setattr(functions, 'check_names', refuse)
     check = doctor.examine_convolutions()
     assert check.status is Status.ABSENT
-    assert 'im2col' in check.detail and 'cupy-cuda13x 14.2.0' in check.detail
-    assert 'cuda12' in check.hint
+    assert check.detail.endswith('instead: libcudnn.so.9 was not found: install it.')
+    assert 'nvidia-cudnn-cu13' in check.hint
 
 
 def test_convolutions_without_the_library(cudnn, monkeypatch):
     monkeypatch.setitem(sys.modules, cudnn, None)
     check = doctor.examine_convolutions()
     assert check.status is Status.ABSENT
-    assert 'cannot be loaded' in check.detail and 'cuda12' in check.hint
+    assert 'cannot be loaded' in check.detail and 'cu12==8.9' in check.hint
 
 
 def test_convolutions_where_the_user_wants_no_cudnn(cudnn, monkeypatch):

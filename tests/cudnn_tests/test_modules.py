@@ -17,6 +17,7 @@ import chainer.functions as F
 from chainer.backends import cuda
 
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.session.plan_cache import describe_cudnn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,6 +77,13 @@ def test_float32_is_float32_unless_tf32_is_asked_for():
         core.set_compute_type('f', former)
     assert all(a != b for a, b in zip(exact, rounded, strict=True))
     assert convolve(x, w) == exact
+
+
+def test_a_cached_plan_knows_what_algorithms_depend_on():
+    before = describe_cudnn()
+    assert before['version'] == 92800
+    with workspace_of(1 << 20):
+        assert describe_cudnn() == {**before, 'workspace_bytes': 1 << 20}
 
 
 @pytest.mark.parametrize('autotune', [False, True])

@@ -61,7 +61,9 @@ def declared_extras() -> dict[str, list[str]]:
     return {extra: section[extra].split('\n')[1:] for extra in section}
 
 
-@pytest.mark.parametrize('extra', ['plot', 'progress', 'autoswap', 'cuda12', 'cuda13'])
+@pytest.mark.parametrize(
+    'extra', ['plot', 'autoswap', 'cuda12', 'cuda12-cudnn8', 'cuda13']
+)
 def test_what_an_extra_brings_is_named_as_an_index_has_it(extra):
     command = shlex.split(version.describe_installation(extra))
     assert command[:2] == ['pip', 'install']

@@ -320,6 +320,11 @@ def test_another_configuration_of_chainer(folder):
         assert begin(folder) == (0, '')
 
 
+def test_another_cudnn(folder):
+    with mock.patch.object(plan_cache, 'describe_cudnn', lambda: {'version': 1}):
+        assert begin(folder) == (0, '')
+
+
 @pytest.mark.parametrize(
     'module', [Net.__module__, 'chainer.functions.activation.sigmoid', '__main__']
 )
