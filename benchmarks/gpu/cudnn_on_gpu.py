@@ -219,11 +219,9 @@ def main(options: argparse.Namespace) -> int:
     if options.cases:
         return serve(options)
     began, lock = time.monotonic(), threading.Lock()
-    from benchmarks.gpu import look
     from benchmarks.gpu.cudnn_families import FAMILIES
 
-    print(look.describe_cudnn(), flush=True)
-    result = saving.Rows(NAME, agree=None, cudnn=look.describe_cudnn())
+    result = saving.Rows(NAME, agree=None, cudnn=arithmetic.cudnn_version())
     command = [sys.executable, '-m', 'benchmarks', 'run', 'gpu.cudnn_on_gpu']
     command += ['--scale', str(options.scale), '--insize', str(options.insize)]
     command += ['--cases']
