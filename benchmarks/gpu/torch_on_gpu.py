@@ -182,7 +182,9 @@ def measure(
             if on_gpu:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - began)
-            print(f'torch {" ".join(map(str, case))}: {seconds[-1]:.3f} s', flush=True)
+            print(
+                f'torch {case.name}, {case.arithmetic}: {seconds[-1]:.3f} s', flush=True
+            )
     median = statistics.median(seconds[WARM_UPS:])
     row = {
         'fits': True,
