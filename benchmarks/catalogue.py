@@ -298,7 +298,7 @@ BENCHMARKS = (
     Benchmark(
         'gpu.torch_on_gpu',
         "PyTorch's own ways in the same memory",
-        ('gpu_torch.json',),
+        ('gpu_torch.json', 'gpu_torch_compile.json'),
         'a GPU and PyTorch',
     ),
     Benchmark(

@@ -70,19 +70,23 @@ def _name(operation: str, algorithm: int) -> str:
 
 
 def sum_up(choices: Sequence[Choice]) -> dict[str, Any]:
-    """How many convolutions take which algorithm, and what the workspace refuses."""
+    """How many convolutions take which algorithm, and what the workspace refuses.
+
+    Nothing if all had been chosen before.
+    """
+    if not choices:
+        return {}
     refused = [
         choice
         for choice in choices
         if choice['workspace_bytes'] < choice['fastest_workspace_bytes']
     ]
     counts = Counter(f'{c["operation"]}: {c["algorithm"]}' for c in choices)
-    largest = (choice['workspace_bytes'] for choice in choices)
     wanted = (choice['fastest_workspace_bytes'] for choice in refused)
     return {
         'convolutions': len(choices),
         'algorithms': dict(sorted(counts.items())),
-        'largest_workspace_bytes': max(largest, default=0),
+        'largest_workspace_bytes': max(c['workspace_bytes'] for c in choices),
         'refused': len(refused),
         'largest_refused_bytes': max(wanted, default=0),
     }

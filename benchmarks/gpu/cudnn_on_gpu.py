@@ -186,12 +186,12 @@ def show(row: Row) -> str:
     """A row in one line."""
     name = row['case']
     if 'iteration_seconds' in row:
-        largest = row['largest_workspace_bytes'] / 2**20
-        return (
-            f'{name}: {row["iteration_seconds"]:.3f} s, '
-            f'{row["pictures_per_second"]:.0f} pictures/s, '
-            f'workspaces up to {largest:.0f} MiB, {row["algorithms"]}'
-        )
+        told = f'{row["iteration_seconds"]:.3f} s, '
+        told += f'{row["pictures_per_second"]:.0f} pictures/s'
+        if 'algorithms' in row:
+            largest = row['largest_workspace_bytes'] / 2**20
+            told += f', workspaces up to {largest:.0f} MiB, {row["algorithms"]}'
+        return f'{name}: {told}'
     if 'float32_difference' in row:
         told = f'float32 {row["float32_difference"]:.1e}, '
         told += f'TF32 {row["tf32_difference"]:.1e}'
@@ -220,8 +220,14 @@ def main(options: argparse.Namespace) -> int:
         return serve(options)
     began, lock = time.monotonic(), threading.Lock()
     from benchmarks.gpu.cudnn_families import FAMILIES
+    from chainer_hybridmem.chainer_access import compat
 
     result = saving.Rows(NAME, agree=None, cudnn=arithmetic.cudnn_version())
+    if arithmetic.cudnn_version() is None or compat.cupy_has_cudnn():
+        says = 'Not judged: Chainer has no cuDNN, or that of CuPy itself'
+        print(says, flush=True)
+        result.tell(says=says)
+        return 1
     command = [sys.executable, '-m', 'benchmarks', 'run', 'gpu.cudnn_on_gpu']
     command += ['--scale', str(options.scale), '--insize', str(options.insize)]
     command += ['--cases']

@@ -102,8 +102,8 @@ warming=$!
 run_one='-m benchmarks run'
 sized=(--scale "$scale" ${insize:+--insize "$insize"})
 scaled=(--memory-limit "$limit" --scale "$scale")
-step cudnn 150 "$python" $run_one gpu.cudnn_on_gpu "${sized[@]}"
-step smoke 60 "$python" $run_one gpu.smoke "${sized[@]}"
+step cudnn 170 "$python" $run_one gpu.cudnn_on_gpu "${sized[@]}"
+step smoke 75 "$python" $run_one gpu.smoke "${sized[@]}"
 step exactness 60 "$python" $run_one gpu.exactness_on_gpu
 sed 's/^/warm: /' "$run/warm.txt" | log
 step methods 240 "$python" $run_one gpu.methods_on_gpu "${scaled[@]}"
