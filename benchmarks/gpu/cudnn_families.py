@@ -252,6 +252,8 @@ def _judge(row: dict[str, Any], tolerance: float) -> dict[str, Any]:
         verdict['why'] = '; '.join(failed)
     elif not row['functions']:
         verdict['why'] = 'cuDNN was not called'
+    elif not all(r['repeats'] for w, r in row['ways'].items() if 'determin' in w):
+        verdict['why'] = 'other bits when repeated with cudnn_deterministic'
     else:
         verdict['agrees'] = worst['largest_difference'] <= tolerance
     return verdict

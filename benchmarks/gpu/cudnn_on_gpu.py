@@ -202,6 +202,9 @@ def show(row: Row) -> str:
     verdict = 'agrees' if row.get('agrees') else 'DOES NOT AGREE'
     verdict = verdict if 'agrees' in row else 'FAILED'
     repeats = '' if row.get('repeats', True) else ', other bits when repeated'
+    ways = row.get('ways', {})
+    other = [way for way, one in ways.items() if not one.get('repeats', True)]
+    repeats += f' ({"; ".join(other)})' if len(ways) > 1 and other else ''
     why = f': {row["why"]}' if 'why' in row else ''
     return f'{name}: {verdict}, {told}{repeats}{why}'
 

@@ -91,6 +91,29 @@ def test_a_function_that_does_not_ask_cudnn_does_not_agree(called, monkeypatch):
 
 
 @marked
+def test_a_deterministic_algorithm_that_does_not_repeat_does_not_agree(
+    called, monkeypatch
+):
+    from benchmarks.gpu import cudnn_families
+
+    former, calls = cudnn_families._results, []
+
+    def results(*args):
+        found = former(*args)
+        if chainer.config.cudnn_deterministic:
+            calls.append(None)
+            found['output 0'] = found['output 0'] + 1e-7 * (len(calls) % 2)
+        return found
+
+    import chainer
+
+    monkeypatch.setattr(cudnn_families, '_results', results)
+    row = cudnn_families.compare('convolution', 'float32', called)
+    assert row['ways']['default']['repeats'] and row['agrees'] is False
+    assert row['why'] == 'other bits when repeated with cudnn_deterministic'
+
+
+@marked
 def test_what_cudnn_refuses_is_told(called, monkeypatch):
     from benchmarks.gpu import cudnn_families
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+
+import pytest
+
+from benchmarks import saving
 from benchmarks.gpu import summarize
 
 SPEED = {
@@ -64,3 +69,22 @@ def test_each_arithmetic_is_beside_its_own_in_core_time():
     text = summarize.methods(body)
     over = [line.split(' | ')[8] for line in text.split('\n')[2:]]
     assert over == ['+0.0%', '+0.0%', '+50.0%', '+20.0%']
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    from benchmarks.tables import gpu
+
+    monkeypatch.setattr(saving, 'RESULTS', str(tmp_path))
+    yield gpu
+    monkeypatch.undo()
+    importlib.reload(gpu)
+
+
+def test_a_table_is_there_with_its_result(tables):
+    def titles():
+        return {section.title for section in importlib.reload(tables).SECTIONS}
+
+    assert 'cuDNN on a GPU' not in titles()
+    saving.save('gpu_cudnn', {'rows': []})
+    assert 'cuDNN on a GPU' in titles()
