@@ -9,8 +9,8 @@
 #              you work
 # make test-all  the same with all cases of every matrix (tests/support/matrices.py), every
 #              command of README and guide, those that take minutes, too, more orders of work,
-#              networks and drawn cases on the GPU, and with CuPy 13 and cuDNN, also where
-#              only deterministic algorithms give the same bits; and the wheels
+#              networks and drawn cases on the GPU, also without cuDNN, where only its
+#              deterministic algorithms give the same bits, and with CuPy 13; and the wheels
 # make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter)
 # make changelog   moves the news of docs/news into CHANGELOG.md
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
@@ -108,10 +108,9 @@ test-all:
 	HYBRIDMEM_MATRICES=full $(MAKE) --no-print-directory test
 	HYBRIDMEM_MATRICES=full EMU_MODE=lazy $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda
+	EMU_ATOMICS=1 $(MAKE) --no-print-directory test-cuda
+	CHAINER_CUDNN=0 $(MAKE) --no-print-directory test-cuda
 	$(MAKE) --no-print-directory test-cuda CUPY=13
-	EMU_ATOMICS=1 $(MAKE) --no-print-directory test-cuda CUPY=13
-	CHAINER_CUDNN=0 $(MAKE) --no-print-directory test-cuda CUPY=13
-	$(MAKE) --no-print-directory fuzz FUZZ_DEVICE=cuda CUPY=13
 
 # 5: PYTEST_ARGS leave no test over.
 test-cuda: cuda-emulator

@@ -7,6 +7,7 @@ home directory compiles in every process instead of failing.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import pathlib
@@ -135,6 +136,8 @@ class _Apart(_Compiled):
         _declared.append(self)
         self._declared = signature
         self._cell = np.zeros(1, np.int64)
+        # Never freed: at exit the last arrays die after all modules.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._cell))
         self._cell_name = f'{self.py_func.__module__}.{self.py_func.__name__}.address'
         llvm.add_symbol(self._cell_name, self._cell.ctypes.data)
 

@@ -102,7 +102,7 @@ PACKAGES = (
         needs=('librosa==0.9.2', 'soundfile', 'matplotlib', 'numpy<2', 'cupy-cuda12x'),
         repository='https://github.com/hitachi-speech/EEND',
         note='needs librosa 0.9 and NumPy < 2, and CuPy also on a CPU; its own program '
-        'imports `cupy.cuda.cudnn`, which CuPy 14 lacks without cuDNN',
+        'tells the version of cuDNN, and so needs nvidia-cudnn-cu12',
     ),
     Package(
         'chainer',

@@ -21,16 +21,24 @@ class LibraryError(ImportError):
     """There is no cuDNN 9 that this CuPy can use; says why."""
 
 
-@functools.cache
 def load() -> ctypes.CDLL:
     """The library.
 
     Raises:
         LibraryError: If there is none, or none for CuPy's CUDA.
     """
+    found = find()
+    if isinstance(found, str):
+        raise LibraryError(found)
+    return found
+
+
+@functools.cache
+def find() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
     problem = _find_problem_of_cupy()
     if problem is not None:
-        raise LibraryError(problem)
+        return problem
     major, unfit = _cuda_major(), []
     for path in _candidates():
         try:
@@ -43,10 +51,8 @@ def load() -> ctypes.CDLL:
         unfit.append(f'{path} is made for CUDA {made_for}')
     package = f'nvidia-cudnn-cu{major}'
     if unfit:
-        raise LibraryError(
-            f'CuPy uses CUDA {major}, and {"; ".join(unfit)}: install {package}.'
-        )
-    raise LibraryError(f'{NAME} was not found: install {package}.')
+        return f'CuPy uses CUDA {major}, and {"; ".join(unfit)}: install {package}.'
+    return f'{NAME} was not found: install {package}.'
 
 
 def _find_problem_of_cupy() -> str | None:

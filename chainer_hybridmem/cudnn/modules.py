@@ -49,6 +49,7 @@ def _library_names() -> dict[str, Any]:
         'available': functions.is_available(),
         'getRNNParamsSize': recurrent.getRNNParamsSize,
         'getVersion': functions.getVersion,
+        'get_build_version': functions.getVersion,  # of what CuPy was built for
     }
 
 

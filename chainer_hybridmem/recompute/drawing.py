@@ -43,14 +43,34 @@ def _numpy_position() -> int:
     bits: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if not isinstance(bits, np.random.MT19937):
         return hash(repr(bits.state))
-    state = (ctypes.c_uint32 * (WORDS + 1)).from_address(bits.ctypes.state_address)
-    return int(state[0]) << 32 | int(state[WORDS])
+    if bits is not _words.bits:
+        _words.look_at(bits)
+    words = _words.words
+    return words[0] << 32 | words[WORDS]
+
+
+class _Words:
+    """The state of the generator that was looked at last."""
+
+    def __init__(self) -> None:
+        self.bits: Any = None
+        self.words: Any = None
+
+    def look_at(self, bits: Any) -> None:
+        """Finds the words of another one."""
+        kind = ctypes.c_uint32 * (WORDS + 1)
+        self.words = kind.from_address(bits.ctypes.state_address)
+        self.bits = bits
+
+
+_words = _Words()
 
 
 def _cupy_position() -> tuple[int, int]:
     """Of the current GPU: which generator, and how often it was used."""
     cupy = import_cupy()
-    state = cupy.random._generator._random_states.get(cupy.cuda.Device().id)
+    device = cupy.cuda.runtime.getDevice()
+    state = cupy.random._generator._random_states.get(device)
     if state is None:
         return 0, 0
     if type(state) is cupy.random.RandomState:

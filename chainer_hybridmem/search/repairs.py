@@ -209,7 +209,9 @@ def undo_useless_moves(search: Search, best: Candidate) -> Candidate:
 LARGEST_BYTES = 2**20  # functions that make more take longer than a look for it
 
 
-def defer_drops(problem: Problem, plan: Plan, room: float = 1.0) -> Plan:
+def defer_drops(
+    problem: Problem, plan: Plan, room: float = 1.0, largest_bytes: int = LARGEST_BYTES
+) -> Plan:
     """Leaves as many kept maps to the graph as memory allows, small ones first.
 
     Planners drop what is kept after its last use. Where memory is not short by then,
@@ -221,6 +223,7 @@ def defer_drops(problem: Problem, plan: Plan, room: float = 1.0) -> Plan:
         plan: Any plan that can be executed.
         room: Share of the memory that is free under the plan's highest load, and that
             may be taken.
+        largest_bytes: Larger maps are dropped as planned.
 
     Returns:
         Plan: With the same actions, times and replays; its peak is not higher. The same
@@ -237,7 +240,7 @@ def defer_drops(problem: Problem, plan: Plan, room: float = 1.0) -> Plan:
         if entry.action is Action.KEEP
         and entry.drop_before >= 0
         and not storages[entry.storage].persistent
-        and storages[entry.storage].nbytes <= LARGEST_BYTES
+        and storages[entry.storage].nbytes <= largest_bytes
     ]
     if not dropped or profile.graph_end_event >= len(profile.events):
         return plan

@@ -52,10 +52,10 @@ def machine(monkeypatch, tmp_path):
         raise OSError(path)
 
     monkeypatch.setattr(ctypes, 'CDLL', load)
-    for cached in (library.load, functions.check_names):
+    for cached in (library.find, functions.check_names):
         cached.cache_clear()
     yield libraries
-    for cached in (library.load, functions.check_names):
+    for cached in (library.find, functions.check_names):
         cached.cache_clear()
 
 

@@ -482,9 +482,9 @@ def test_memory_is_not_shared_while_an_array_needs_it():
 def test_a_device_keeps_its_figures_when_its_memory_is_taken_over():
     first, array = _use_once()
     del array
-    address, peak = first.memory.counter._address, first.memory.peak_bytes
+    address, peak = first.memory.counter.address, first.memory.peak_bytes
     others = [_use_once(2 * _MIB) for _ in range(_memories())]
-    assert first.memory.counter._address != address
+    assert first.memory.counter.address != address
     assert first.memory.peak_bytes == peak >= 100_000
     first.memory.reset_peak()  # its own business now
     assert first.memory.peak_bytes == 0

@@ -15,6 +15,8 @@ from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.search.repairs import defer_drops
 from chainer_hybridmem.simulation import make_problem, simulate
 
+ANY = 1 << 40
+
 
 def dying(profile: Profile) -> Profile:
     """The same iteration; its graph dies before the update."""
@@ -25,13 +27,12 @@ def dying(profile: Profile) -> Profile:
 @pytest.mark.matrix
 @pytest.mark.parametrize('seed', range(20))
 @pytest.mark.parametrize('share', [0.0, 0.3, 0.7, 1.0])
-def test_times_stay_and_the_peak_is_not_higher(seed, share, monkeypatch):
-    monkeypatch.setattr('chainer_hybridmem.search.repairs.LARGEST_BYTES', 2**40)
+def test_times_stay_and_the_peak_is_not_higher(seed, share):
     problem = make_problem(dying(toys.random_graph(seed)))
     least = least_memory(problem)[0]
     limit = int(least + share * (problem.in_core_peak_bytes - least))
     plan = make_plan(problem, limit, 'pooch')
-    left = defer_drops(problem, plan)
+    left = defer_drops(problem, plan, largest_bytes=ANY)
     assert max(check_plan(problem.profile, left)) <= max(
         check_plan(problem.profile, plan)
     )
@@ -44,16 +45,15 @@ def test_times_stay_and_the_peak_is_not_higher(seed, share, monkeypatch):
         )
 
 
-def test_some_drops_are_left_out_and_large_maps_keep_theirs(monkeypatch):
+def test_some_drops_are_left_out_and_large_maps_keep_theirs():
     problem = make_problem(dying(toys.random_graph(3)))
     plan = make_plan(problem, problem.in_core_peak_bytes - 1, 'pooch')
     assert defer_drops(problem, plan) == plan  # all of them are large
-    monkeypatch.setattr('chainer_hybridmem.search.repairs.LARGEST_BYTES', 2**40)
-    left = defer_drops(problem, plan)
+    left = defer_drops(problem, plan, largest_bytes=ANY)
     assert sum(m.drop_before < 0 for m in left.maps) > sum(
         m.drop_before < 0 for m in plan.maps
     )
-    assert defer_drops(problem, plan, room=0.0) == plan
+    assert defer_drops(problem, plan, room=0.0, largest_bytes=ANY) == plan
 
 
 def test_a_graph_that_outlives_the_iteration_gets_its_drops():

@@ -150,7 +150,7 @@ PROGRAMS = {
         lambda: networks.Everything(channels=16), pictures(24, BATCH_SIZE)
     ),
     'googlenet': Program(GoogLeNet, pictures(40, min(BATCH_SIZE, 16))),
-    'alexnet': Program(AlexNet, pictures(64, min(BATCH_SIZE, 16)), 0.85),
+    'alexnet': Program(AlexNet, pictures(64, min(BATCH_SIZE, 16)), 0.9),
     **{
         name: Program(network.make, network.batch, 0.8)
         for name, network in zoo.NETWORKS.items()

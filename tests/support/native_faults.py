@@ -12,7 +12,7 @@ import ctypes
 import llvmlite.binding
 from numba import types
 
-from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices import counting, slab
 from chainer_hybridmem.devices.host import counter_words as words
 from chainer_hybridmem.devices.host import native_handler, numpy_memory
 from chainer_hybridmem.devices.host.memory import HostMemory
@@ -24,7 +24,7 @@ from chainer_hybridmem.jit import callback, compiled
 _COUNTER, _POISON, _ALLOCATIONS, _REFUSED, _KIND, _HELD, _MOST, _BYTES = range(0, 64, 8)
 _PASSING, _FINAL, _LASTING = 0, 1, 2  # kinds of refusals
 _NOUGHT = -1  # no allocation is refused
-_USED = slab, words, native_handler
+_USED = slab, counting, words, native_handler
 
 for _name in ('malloc', 'calloc', 'realloc', 'free'):
     _function = getattr(native_handler, f'on_{_name}')
@@ -48,11 +48,11 @@ def _refuse(faults: int, size: int) -> bool:
         return False
     if load(counter + words.LIMITED) == 0:
         return False
-    used, limit = load(counter + words.USED), load(counter + words.LIMIT)
+    used, limit = load(counter + counting.USED), load(counter + counting.LIMIT)
     refused = True
     if load(counter + words.RECLAIMING) == 0:
         reclaim(counter, max(used + size - limit, size))
-        used = load(counter + words.USED)
+        used = load(counter + counting.USED)
         refused = kind != _PASSING or used + size > limit
     if refused:
         store(counter + words.FAILED_BYTES, size)

@@ -1,7 +1,8 @@
 """The allocator that CuPy calls.
 
 Note: [block owners]
-    CuPy's memory hooks do not fire for foreign allocators, so the allocator
+    CuPy's memory hooks do not fire for foreign allocators. Most blocks are given and
+    taken back in native code (:mod:`.native_blocks`). For the others the allocator
     hands out :class:`cupy.cuda.UnownedMemory` whose owner is an
     :class:`Allocation`. It holds the pool's block, and its ``__del__`` learns
     when the last array has let go. CuPy's pool does not give back what is free when it
@@ -16,6 +17,7 @@ Note: [other threads]
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import sys
@@ -25,8 +27,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from chainer_hybridmem.devices.cuda.block_pool import BlockPool, count_other_pools
+from chainer_hybridmem.devices import counting
+from chainer_hybridmem.devices.counting import WordsCounter
+from chainer_hybridmem.devices.cuda import native_blocks as native
+from chainer_hybridmem.devices.cuda.block_pool import (
+    BlockPool,
+    Slab,
+    count_other_pools,
+)
 from chainer_hybridmem.devices.cuda.gpu import Gpu, import_cupy, round_up
+from chainer_hybridmem.devices.slab import immortal
 from chainer_hybridmem.devices.values import Root
 from chainer_hybridmem.errors import OutOfMemoryError, without_frames
 
@@ -67,6 +77,16 @@ class Allocator:
         self._gpu_now: Callable[[], int] = gpu.runtime.getDevice
         self._new_memory: Callable[..., Any] = gpu.cuda.UnownedMemory
         self._new_pointer: Callable[..., Any] = gpu.cuda.MemoryPointer
+        memory = gpu.cuda.memory
+        self._given_kind: Any = memory.CFunctionAllocatorMemory
+        self._give: Callable[[int], Any] = memory.CFunctionAllocator(
+            counter.address,
+            native.on_malloc.address,
+            native.on_free.address,
+            counter,
+        ).malloc
+        self._streams: dict[int, Any] = {}  # on which native code has given blocks
+        pool.tell_changed = self._follow_slabs
         self._reclaim: Callable[[int], None] | None = None
         self._reclaiming = False
         self._thread = 0
@@ -86,15 +106,20 @@ class Allocator:
         """
         self._thread = threading.get_ident()
         self._reclaim, self.previous = reclaim, previous
+        self._counter.open(self._gpu, self._pool.whole_bytes)
+        self._follow_slabs()
 
     def end(self) -> Any:
         """CuPy shall not call this allocator any more; returns the one before."""
+        self._counter.shut()
         previous, self.previous, self._reclaim = self.previous, None, None
         return previous
 
     def close(self) -> None:
         """From now on what is freed goes back to the driver at once."""
         self._closed = True
+        for address in self._counter.addresses():
+            self._own(address)
         self._pool.give_back()
 
     def forget_failure(self) -> None:
@@ -112,8 +137,66 @@ class Allocator:
 
     def find_owner(self, root: Root) -> Allocation | None:
         """The owner of memory that this allocator has given; None for other memory."""
+        if type(root) is self._given_kind:
+            return self._own(root.ptr)
         owner = getattr(root, '_owner', None)
-        return owner if type(owner) is Allocation and owner.allocator is self else None
+        if isinstance(owner, Allocation) and owner.allocator is self:
+            return owner
+        return None
+
+    def track(self, root: Root) -> Callable[[], Allocation | None] | None:
+        """See :meth:`.CudaMemory.track`; makes an owner when one is asked for."""
+        if type(root) is not self._given_kind:
+            owner = self.find_owner(root)
+            return None if owner is None else weakref.ref(owner)
+        address, ident = root.ptr, self._counter.ident_at(root.ptr)
+
+        def find_owner() -> Allocation | None:
+            alive = self._counter.ident_at(address) == ident
+            return self._own(address) if alive else None
+
+        return find_owner if ident else None
+
+    def find_stream(self, root: Root) -> Any:
+        """See :meth:`.CudaMemory.find_stream`."""
+        if type(root) is not self._given_kind:
+            return getattr(self.find_owner(root), 'stream', None)
+        block = self._counter.block_at(root.ptr)
+        return self._streams[block[native.OF_STREAM // 8]] if block else None
+
+    def ident_of(self, root: Root) -> int:
+        """Id of memory that this allocator has given; 0 for other memory."""
+        if type(root) is self._given_kind:  # in one step: it is asked very often
+            return native.ident_at(self._counter.address, root.ptr)
+        owner = self.find_owner(root)
+        return 0 if owner is None else owner.ident
+
+    def _own(self, address: int) -> Allocation | None:
+        """The owner of a block that native code has given; made when first needed."""
+        block = self._counter.block_at(address)
+        if not block:
+            return None
+        _, ident, nbytes, _, _, _, stream, owner = block
+        if owner:
+            return _object_at(owner)
+        made = GivenAllocation(self, ident, nbytes, address, self._streams[stream])
+        self._counter.give_to(made)
+        return made
+
+    def _follow_slabs(self) -> None:
+        """Native code cuts blocks from the slabs that the pool has now."""
+        if self._reclaim is None:
+            return
+        counter, pool = self._counter, self._pool
+        current, arena = self._gpu.compute(), pool.arena
+        self._streams[current.ptr] = current
+        stream = current.ptr if arena is None else arena.stream
+        counter.serve(-1)
+        counter.cut_from(native.SMALL, pool.slab_for(True, stream))
+        counter.cut_from(native.LARGE, pool.slab_for(False, stream))
+        counter.cut_from(native.ARENA, arena)
+        if stream in self._streams:
+            counter.serve(stream)
 
     def let_go(self, ident: int, nbytes: int) -> None:
         """A block has been given back; see [block owners]."""
@@ -121,14 +204,25 @@ class Allocator:
         if self._closed:
             self._pool.give_back()
 
+    def take_back(self, owner: GivenAllocation) -> None:
+        """The same for a block that native code has given."""
+        self._counter.free_of(owner)
+        if self._closed:
+            self._pool.give_back()
+
     def _take_pointer(self, size: int) -> Any:
         """The allocator: a ``MemoryPointer`` to ``size`` bytes."""
+        pointer = self._give(size)
+        return pointer if pointer.ptr else self._make_pointer(size)
+
+    def _make_pointer(self, size: int) -> Any:
+        """The same, where native code gives no block."""
         gpu, pool, counter = self._gpu, self._pool, self._counter
         if self._gpu_now() != gpu.number or self._thread != threading.get_ident():
             return self._other_pointer(size)
         if size == 0:
             return pool.empty_pointer()
-        if self._others.shrinks:
+        if counter.recounts:
             self._recount()
         nbytes = round_up(size)
         if counter.used_bytes + nbytes > pool.limit_bytes:
@@ -233,12 +327,14 @@ class Allocation:
         allocator (Allocator): Which has given it.
         ident (int): Its id.
         nbytes (int): Its size.
+        ptr (int): Its address.
         block: Of the pool or of the arena; given back when it dies.
         stream: On which the block is used again.
     """
 
     __slots__ = (
-        '__weakref__', '_looks', 'allocator', 'block', 'ident', 'nbytes', 'stream'
+        '__weakref__', '_looks', 'allocator', 'block', 'ident', 'nbytes', 'ptr',
+        'stream',
     )  # fmt: skip
 
     def __init__(
@@ -248,6 +344,7 @@ class Allocation:
         self.ident = ident
         self.nbytes = nbytes
         self.block = block
+        self.ptr: int = block.ptr
         self.stream = stream
         self._looks: weakref.WeakSet[_Look] | None = None
 
@@ -266,10 +363,39 @@ class Allocation:
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if finalizing():
             return
-        for kept in self._looks or ():
-            kept.look(self.block.ptr)
+        self._look_last()
         self.block = None
         self.allocator.let_go(self.ident, self.nbytes)
+
+    def _look_last(self) -> None:
+        for kept in self._looks or ():
+            kept.look(self.ptr)
+
+
+class GivenAllocation(Allocation):
+    """Owner of one block that native code has given; see [given blocks]."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, allocator: Allocator, ident: int, nbytes: int, ptr: int, stream: Any
+    ) -> None:
+        self.allocator = allocator
+        self.ident = ident
+        self.nbytes = nbytes
+        self.ptr = ptr
+        self.stream = stream
+        self._looks = None
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            self._look_last()
+            self.allocator.take_back(self)
+
+
+def _object_at(address: int) -> Any:
+    """The object of Python with an identity; it must be alive."""
+    return ctypes.cast(address, ctypes.py_object).value
 
 
 class _Look:
@@ -337,7 +463,6 @@ class OtherPools:
 
     Attributes:
         nbytes (int): Counted now.
-        shrinks (bool): Whether an array has died there, so that less may be held.
     """
 
     def __init__(self, gpu: Gpu, counter: AllocationCounter, own: BlockPool) -> None:
@@ -346,7 +471,6 @@ class OtherPools:
         self._own = own
         self._ident = 0
         self.nbytes = 0
-        self.shrinks = False
 
     def count(self, known_bytes: int, previous: Any) -> None:
         """Counts anew what is held.
@@ -355,7 +479,7 @@ class OtherPools:
             known_bytes: Of it, counted elsewhere.
             previous: The allocator that was installed before the session's.
         """
-        self.shrinks = False
+        self._counter.recounts = False
         held_bytes = count_other_pools(self._own)
         default = self._gpu.cupy.get_default_memory_pool()
         pools, set_before = [default], getattr(previous, '__self__', None)
@@ -379,76 +503,144 @@ class OtherPools:
             self._counter.uncount(self._ident, nbytes)
 
 
-_new_id = itertools.count(1).__next__  # over all devices, so never used twice
+_numbers = itertools.count()
+_libc = ctypes.PyDLL(None)
+_libc.free.argtypes = (ctypes.c_void_p,)
+_Words = ctypes.c_int64 * native.FIELDS
+_Blocks = ctypes.c_int64 * (native.BLOCK_BYTES // 8 * native.SLOTS)
 
 
-class AllocationCounter:
+class AllocationCounter(WordsCounter):
     """What is in use, its peaks, and a log of mallocs and frees; for all threads.
 
-    Attributes:
-        used_bytes (int): In use now.
-        peak_bytes (int): Highest load since :meth:`reset_peak`.
-        window_peak_bytes (int): Highest load since :meth:`reset_window`.
-        lock: Held while something is counted.
+    And the blocks that native code has given: each of them keeps this object.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.used_bytes = 0
-        self.peak_bytes = 0
-        self.window_peak_bytes = 0
-        self._sample_peak = 0
-        self._log: list[tuple[int, int]] | None = None
+        super().__init__(_Words())
+        self._blocks = _Blocks()
+        self._set(native.BLOCKS, ctypes.addressof(self._blocks))
+        self._set(native.SELF, id(self))
+        # Over all devices, so that no id is used twice.
+        self._set(counting.NEXT_ID, (next(_numbers) << counting.ID_BITS) + 1)
+        log = immortal(16 * counting.FIRST_LOG_ENTRIES)
+        self._set(counting.LOG, log)
+        self._set(counting.LOG_CAPACITY, counting.FIRST_LOG_ENTRIES)
+        self._slabs: dict[int, Slab] = {}  # keeps what native code cuts from
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            _libc.free(self._get(counting.LOG))
 
     def count(self, nbytes: int) -> int:
         """Counts an allocation; returns its id."""
-        with self.lock:
-            ident = _new_id()
-            used = self.used_bytes = self.used_bytes + nbytes
-            # Comparisons take a third of the time of max(): this runs very often.
-            if used > self.peak_bytes:
-                self.peak_bytes = used
-            if used > self.window_peak_bytes:
-                self.window_peak_bytes = used
-            if used > self._sample_peak:
-                self._sample_peak = used
-            if self._log is not None:
-                self._log.append((ident, nbytes))
-            return ident
+        return int(counting.count_malloc(self.address, nbytes))
 
     def uncount(self, ident: int, nbytes: int) -> None:
         """Takes back what :meth:`count` has counted."""
-        with self.lock:
-            self.used_bytes -= nbytes
-            if self._log is not None:
-                self._log.append((-ident, nbytes))
-
-    def reset_peak(self) -> None:
-        """Starts a new peak at the present load."""
-        self.peak_bytes = self.used_bytes
-
-    def reset_window(self) -> None:
-        """Starts a new window peak at the present load."""
-        self.window_peak_bytes = self.used_bytes
+        counting.uncount(self.address, ident, nbytes)
 
     def sample(self, new_peak: bool) -> tuple[int, int]:
         """The load and its peak since the last sample that began a new one."""
-        with self.lock:
-            used, peak = self.used_bytes, max(self._sample_peak, self.used_bytes)
-            if new_peak:
-                self._sample_peak = used
+        used = self.used_bytes
+        peak = max(self._get(counting.SAMPLE_PEAK), used)
+        if new_peak:
+            self._set(counting.SAMPLE_PEAK, used)
         return used, peak
 
-    def start_events(self) -> None:
-        """Starts a new log."""
-        self._log = []
-
     @property
-    def event_count(self) -> int:
-        """Events logged so far."""
-        return len(self._log or ())
+    def recounts(self) -> bool:
+        """Whether Python counts others anew before the next block is given."""
+        return self._get(native.RECOUNT) != 0
 
-    def take_events(self) -> list[tuple[int, int]]:
-        """Ends the log: ``(+id or -id, bytes)`` for each malloc and free."""
-        log, self._log = self._log, None
-        return log or []
+    @recounts.setter
+    def recounts(self, wanted: bool) -> None:
+        self._set(native.RECOUNT, int(wanted))
+
+    # -- blocks that native code gives ------------------------------------------
+    @property
+    def from_pool(self) -> int:
+        """Bytes that native code has given, while watched."""
+        return self._get(native.FROM_POOL)
+
+    def watch(self, watched: bool) -> None:
+        """Begins or ends counting them."""
+        self._set(native.WATCHED, self._get(native.WATCHED) + (1 if watched else -1))
+
+    def open(self, gpu: Gpu, whole_bytes: int) -> None:
+        """Native code gives blocks to this thread from now on, where it can."""
+        stream_now = find_stream_function(gpu)
+        self._set(native.NUMBER, gpu.number)
+        self._set(native.THREAD, threading.get_ident())
+        self._set(native.WHOLE, whole_bytes)
+        self._set(native.STREAM_NOW, stream_now)
+        self._set(native.OPEN, int(stream_now != 0))
+
+    def shut(self) -> None:
+        """Native code gives no blocks any more; it takes them back."""
+        self._set(native.OPEN, 0)
+        for place in (native.SMALL, native.LARGE, native.ARENA):
+            self.cut_from(place, None)
+
+    def serve(self, stream: int) -> None:
+        """Blocks are given where a stream is the current one."""
+        self._set(native.STREAM, stream)
+
+    def cut_from(self, place: int, slab: Slab | None) -> None:
+        """Has native code cut blocks from a slab, which is kept until the next one.
+
+        Args:
+            place: One of those in :mod:`.native_blocks`.
+            slab: Of mapped memory; None: from none.
+        """
+        if self._slabs.get(place) is slab:
+            return
+        self._set(place + native.PLACE_SLAB, 0)  # Ctrl-C may come between any two
+        if slab is None:
+            del self._slabs[place]
+            return
+        self._slabs[place] = slab
+        address, *others = slab.words_of_place
+        for k, word in enumerate(others, 1):
+            self._set(place + 8 * k, word)
+        self._set(place + native.PLACE_SLAB, address)
+
+    def ident_at(self, address: int) -> int:
+        """Id of the block at an address; 0 if native code has given none there."""
+        return int(native.ident_at(self.address, address))
+
+    def block_at(self, address: int) -> list[int]:
+        """Words of the block at an address; empty if native code has given none."""
+        block = native.find(self.address, address)
+        if not block:
+            return []
+        first = (block - self._get(native.BLOCKS)) // 8
+        return self._blocks[first : first + native.BLOCK_BYTES // 8]
+
+    def addresses(self) -> list[int]:
+        """Of all blocks that native code has given."""
+        return [
+            address for address in self._blocks[:: native.BLOCK_BYTES // 8] if address
+        ]
+
+    def give_to(self, owner: GivenAllocation) -> None:
+        """The death of an owner frees its block from now on."""
+        native.own(self.address, owner.ptr, id(owner))
+
+    def free_of(self, owner: GivenAllocation) -> None:
+        """Frees the block of an owner that is dying."""
+        native.free_of(self.address, owner.ptr, id(owner))
+
+
+def find_stream_function(gpu: Gpu) -> int:
+    """Address of the C function that tells CuPy's current stream; 0: it has none."""
+    functions = getattr(getattr(gpu.cuda, 'stream', None), '__pyx_capi__', {})
+    capsule, kind = functions.get('get_current_stream_ptr'), b'intptr_t (void)'
+    arguments = ctypes.py_object, ctypes.c_char_p
+    is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *arguments)(
+        ('PyCapsule_IsValid', ctypes.pythonapi)
+    )
+    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, *arguments)(
+        ('PyCapsule_GetPointer', ctypes.pythonapi)
+    )
+    return get(capsule, kind) if is_valid(capsule, kind) else 0

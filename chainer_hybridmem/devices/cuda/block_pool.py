@@ -43,7 +43,7 @@ class BlockPool(abc.ABC):
         limit_bytes (int): The limit.
         enforces_limit (bool): Whether the limit holds, whatever it is.
         whole_bytes (int): From this size on blocks do not lie among small ones.
-        arena (ArenaMemory or None): Where blocks with planned offsets lie.
+        tell_changed: Called when other slabs are cut from than before.
         maps (bool): Whether memory is mapped as it is needed.
         spare_bytes (int): See :class:`.Offsets`.
         footprint_bytes (int): GPU memory taken, whether in use or free.
@@ -67,9 +67,25 @@ class BlockPool(abc.ABC):
         self._elsewhere_bytes = 0
         self.enforces_limit = True
         self._watching = 0
-        self.arena: ArenaMemory | None = None
+        self._arena: ArenaMemory | None = None
+        self.tell_changed: Callable[[], None] = lambda: None
         self.spare_bytes = self.lacking_bytes = 0
         self._asked = 0  # the driver, for memory
+
+    @property
+    def arena(self) -> ArenaMemory | None:
+        """Where blocks with planned offsets lie."""
+        return self._arena
+
+    @arena.setter
+    def arena(self, arena: ArenaMemory | None) -> None:
+        self._arena = arena
+        self.tell_changed()
+
+    def slab_for(self, small: bool, stream: int) -> Slab | None:
+        """The slab that blocks beside the arena are cut from now, if there is one."""
+        del small, stream
+        return None
 
     @property
     def room_bytes(self) -> int:
@@ -199,12 +215,20 @@ class MappedPool(BlockPool):
         key = nbytes < self.whole_bytes, stream
         slab = self._slabs.get(key)
         if slab is None or slab.is_crowded:
-            slab = self._slabs[key] = self._make(Slab, 0, key)
+            slab = self._renew(key, 0)
         found = slab.find(nbytes)
         if not found:
-            slab = self._slabs[key] = self._make(Slab, nbytes, key)
+            slab = self._renew(key, nbytes)
             found = slab.find(nbytes)
         return slab.take(found, nbytes)
+
+    def _renew(self, key: tuple[bool, int], nbytes: int) -> Slab:
+        slab = self._slabs[key] = self._make(Slab, nbytes, key)
+        self.tell_changed()
+        return slab
+
+    def slab_for(self, small: bool, stream: int) -> Slab | None:
+        return self._slabs.get((small, stream))
 
     def make_arena(self, nbytes: int) -> ArenaMemory:
         return self._make(ArenaMemory, nbytes, (False, self._gpu.compute().ptr))
@@ -455,6 +479,15 @@ class Slab:
         self._holes = (ctypes.c_int64 * (native.HOLE_BYTES // 8 * native.MOST_HOLES))()
         self._words[native.HOLES // 8] = ctypes.addressof(self._holes)
         native.begin(self._slab, memory.ptr, nbytes)
+
+    @property
+    def words_of_place(self) -> tuple[int, ...]:
+        """For native code that cuts blocks from it; see :mod:`.native_blocks`."""
+        mapped = self._mapped
+        if mapped is None:
+            return self._slab, id(self), CROWDED_HOLES, 0, 0
+        granules = mapped.mapped_address, mapped.granule_bytes
+        return self._slab, id(self), CROWDED_HOLES, *granules
 
     @property
     def is_crowded(self) -> bool:

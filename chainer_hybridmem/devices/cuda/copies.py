@@ -41,6 +41,7 @@ class CudaCopyEngine(CopyEngine):
         with gpu.current():
             self.d2h = gpu.cuda.Stream(non_blocking=True)
             self.h2d = gpu.cuda.Stream(non_blocking=True)
+            self._ready = gpu.cuda.Event(disable_timing=True)
         self._stalls: list[tuple[Any, Any]] = []
 
     def make_block(self, nbytes: int) -> PinnedBlock:
@@ -61,9 +62,8 @@ class CudaCopyEngine(CopyEngine):
         with gpu.current():
             # Captured before anything is done with the copy stream.
             compute = gpu.compute()
-            ready = gpu.cuda.Event(disable_timing=True)
-            ready.record(compute)
-            stream.wait_event(ready)
+            self._ready.record(compute)  # a stream waits for what was recorded last
+            stream.wait_event(self._ready)
             if isinstance(space.last, _CudaCompletion):
                 stream.wait_event(space.last.event)
             start, end = gpu.cuda.Event(), gpu.cuda.Event()
@@ -96,8 +96,8 @@ class CudaCopyEngine(CopyEngine):
         with self._gpu.current():
             compute = self._gpu.compute()
             compute.wait_event(transfer.end)
-            home = getattr(self._memory.find_owner(transfer.root), 'stream', compute)
-            if home != compute and not gc.is_finalized(home):
+            home = self._memory.find_stream(transfer.root)
+            if home not in (None, compute) and not gc.is_finalized(home):
                 home.wait_event(transfer.end)
 
     def order_after_all(self, transfer: CudaTransfer) -> None:

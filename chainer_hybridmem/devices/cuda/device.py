@@ -143,21 +143,20 @@ class CudaArrays(Arrays):
         return array.data.mem
 
     def track(self, array: Array) -> Callable[[], Root | None]:
-        owner = self._memory.find_owner(array.data.mem)
-        if owner is None:
+        find_owner = self._memory.track(array.data.mem)
+        if find_owner is None:
             return super().track(array)
-        reference = weakref.ref(owner)
 
         def find_root() -> Root | None:
-            alive = reference()
+            alive = find_owner()
             if alive is None:
                 return None
-            return self._new_memory(alive.block.ptr, alive.nbytes, alive, self._number)
+            return self._new_memory(alive.ptr, alive.nbytes, alive, self._number)
 
         return find_root
 
     def root_bytes(self, root: Root) -> int:
-        return int(root.size)
+        return round_up(root.size)
 
     def capture(self, array: Array) -> View:
         pointer = array.data

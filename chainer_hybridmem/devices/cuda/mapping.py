@@ -169,6 +169,8 @@ class MappedMemory:
 
     Attributes:
         ptr (int): The first address.
+        granule_bytes (int): Memory is mapped in multiples of it.
+        mapped_address (int): Of a byte for each granule: whether it is mapped.
 
     Raises:
         SessionError: If there are no addresses.
@@ -185,19 +187,22 @@ class MappedMemory:
         self.ptr = 0
         self._mapper = mapper
         self._refused_bytes = 0
-        self._granule = mapper.granule_bytes
+        self.granule_bytes = mapper.granule_bytes
         self._nbytes = nbytes
-        self._most = max(1, piece_bytes // self._granule)  # granules of a piece
+        self._most = max(1, piece_bytes // self.granule_bytes)  # granules of a piece
         self._find_room = find_room
         self._count = count
-        self._mapped = bytearray(nbytes // self._granule)  # granules
+        self._mapped = bytearray(nbytes // self.granule_bytes)  # granules
+        # Native code looks there, too.
+        self._bytes = (ctypes.c_char * len(self._mapped)).from_buffer(self._mapped)
+        self.mapped_address = ctypes.addressof(self._bytes)
         self._pieces: dict[int, int] = {}  # the first granule of each, and how many
         self._lock = threading.RLock()
         self.ptr = mapper.reserve(nbytes)
 
     def cover(self, address: int, nbytes: int) -> bool:
         """Sees to it that there is memory behind a block; whether there is."""
-        offset, granule = address - self.ptr, self._granule
+        offset, granule = address - self.ptr, self.granule_bytes
         first, end = offset // granule, (offset + nbytes - 1) // granule + 1
         if self._mapped.find(0, first, end) < 0:
             return True
@@ -206,7 +211,7 @@ class MappedMemory:
 
     def _map(self, first: int, end: int) -> bool:
         lacking_bytes = self._find_room(
-            self._mapped.count(0, first, end) * self._granule
+            self._mapped.count(0, first, end) * self.granule_bytes
         )
         if lacking_bytes:
             self._refused_bytes = max(self._refused_bytes, lacking_bytes)
@@ -215,7 +220,10 @@ class MappedMemory:
             behind = self._mapped.find(1, begin, end)
             first = min(end if behind < 0 else behind, begin + self._most)
             count = first - begin
-            address, nbytes = self.ptr + begin * self._granule, count * self._granule
+            address, nbytes = (
+                self.ptr + begin * self.granule_bytes,
+                count * self.granule_bytes,
+            )
             if not self._mapper.map(address, nbytes):
                 return False
             self._pieces[begin] = count
@@ -237,7 +245,7 @@ class MappedMemory:
             starts: (n,) int64, first addresses of the spaces, ascending.
             ends: (n,) int64, those behind them.
         """
-        granule, pieces = self._granule, self._pieces
+        granule, pieces = self.granule_bytes, self._pieces
         firsts = -((self.ptr - starts) // granule)  # whole granules
         lasts = (ends - self.ptr) // granule
         large = firsts < lasts
@@ -255,7 +263,10 @@ class MappedMemory:
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Gives a piece back; the GPU must not use it any more."""
-        first, count = (address - self.ptr) // self._granule, nbytes // self._granule
+        first, count = (
+            (address - self.ptr) // self.granule_bytes,
+            nbytes // self.granule_bytes,
+        )
         with self._lock:
             self._mapped[first : first + count] = bytes(count)
             del self._pieces[first]
@@ -268,5 +279,6 @@ class MappedMemory:
         if self._pieces:
             self._mapper.synchronize()
         for first, count in list(self._pieces.items()):
-            self.unmap(self.ptr + first * self._granule, count * self._granule)
+            address = self.ptr + first * self.granule_bytes
+            self.unmap(address, count * self.granule_bytes)
         self._mapper.free(self.ptr, self._nbytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 from chainer_hybridmem.devices.adopted import AdoptedArrays
 from chainer_hybridmem.devices.cuda.allocator import (
@@ -36,6 +37,7 @@ class CudaMemory(Memory):
         self.pool = open_pool(gpu, limit_bytes)
         self.limit_bytes = self.pool.limit_bytes
         self._counter = AllocationCounter()
+        self._counter.limit(self.limit_bytes)
         self._adopted = AdoptedArrays(self._counter.count, self._lose_adopted)
         self._others = OtherPools(gpu, self._counter, self.pool)
         self._allocator = Allocator(
@@ -104,8 +106,7 @@ class CudaMemory(Memory):
             base = array if array.base is None else array.base
             memory = array.data.mem
             if not self._knows(memory):
-                with self._counter.lock:
-                    self._adopted.add(memory.ptr, base, round_up(memory.size))
+                self._adopted.add(memory.ptr, base, round_up(memory.size))
         if self._installed:
             self._count_others()
         self.pool.set_external_bytes(self._elsewhere_bytes)
@@ -114,14 +115,21 @@ class CudaMemory(Memory):
         with self._gpu.current():
             return self._allocator.pointer(nbytes).mem
 
+    def track(self, root: Root) -> Callable[[], Allocation | None] | None:
+        """Finds the owner of memory for as long as it lives; None for other memory."""
+        return self._allocator.track(root)
+
+    def find_stream(self, root: Root) -> Any:
+        """The stream on which memory is used again; None for other memory."""
+        return self._allocator.find_stream(root)
+
     def find_owner(self, root: Root) -> Allocation | None:
         """The owner of memory that comes from here; None for other memory."""
         return self._allocator.find_owner(root)
 
     def ident_of(self, root: Root) -> int:
         """Id of an allocation; 0 if it is not counted."""
-        owner = self._allocator.find_owner(root)
-        return self._adopted.ident_at(root.ptr) if owner is None else owner.ident
+        return self._allocator.ident_of(root) or self._adopted.ident_at(root.ptr)
 
     def _knows(self, root: Root) -> bool:
         """Whether an allocation is counted, or has no bytes."""
@@ -168,10 +176,13 @@ class CudaMemory(Memory):
         return self._allocator.wanted_bytes
 
     def raise_limit(self, nbytes: int) -> bool:
-        return self.pool.raise_limit(nbytes)
+        raised = self.pool.raise_limit(nbytes)
+        self._counter.limit(self.pool.limit_bytes)
+        return raised
 
     def restore_limit(self) -> None:
         self.pool.set_limit(self.limit_bytes)
+        self._counter.limit(self.limit_bytes)
 
     def forget_failure(self) -> None:
         self._allocator.forget_failure()
@@ -194,12 +205,14 @@ class CudaMemory(Memory):
 
     def watch_pool(self, watched: bool) -> None:
         self.pool.watch(watched)
+        self._counter.watch(watched)
 
     def pool_figures(self, new_peak: bool = False) -> PoolFigures:
         used, peak = self._counter.sample(new_peak)
         pool = self.pool
         free = max(0, pool.footprint_bytes - (used - self._elsewhere_bytes))
-        return PoolFigures(used, free, pool.from_pool, pool.from_driver, peak)
+        from_pool = pool.from_pool + self._counter.from_pool
+        return PoolFigures(used, free, from_pool, pool.from_driver, peak)
 
     @property
     def _elsewhere_bytes(self) -> int:
@@ -213,5 +226,5 @@ class CudaMemory(Memory):
     def _lose_adopted(self, ident: int, nbytes: int) -> None:
         self._counter.uncount(ident, nbytes)
         if self._installed:
-            self._others.shrinks = True
+            self._counter.recounts = True
         self.pool.set_external_bytes(self._elsewhere_bytes)

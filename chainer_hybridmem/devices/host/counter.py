@@ -7,26 +7,21 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices import counting, slab
+from chainer_hybridmem.devices.counting import WordsCounter, count, uncount
 from chainer_hybridmem.devices.host import counter_words as words
 from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.devices.host.native_counting import (
-    count,
-    uncount,
-    write_figures,
-)
 from chainer_hybridmem.devices.host.native_pages import (
     drop_slab,
     make_slab,
     release_holes,
+    write_figures,
 )
 from chainer_hybridmem.devices.host.reclaimer import Reclaimer
 from chainer_hybridmem.devices.ram import total_ram
 
-_USED = words.USED // 8  # place among the words
 
-
-class Counter:
+class Counter(WordsCounter):
     """A handler of its own, with a limit and counters.
 
     Args:
@@ -37,9 +32,8 @@ class Counter:
 
     def __init__(self, limit_bytes: int, reclaim: Callable[[int], None]) -> None:
         memory = numpy_memory.take_memory()
-        self._words: ctypes.Array[ctypes.c_int64] = memory.words
-        self._address = memory.address
-        self._set(words.LIMIT, limit_bytes)
+        super().__init__(memory.words)
+        self.limit(limit_bytes)
         self._number = memory.number
         self._figures = (ctypes.c_int64 * 5)()
         self._figures_address = ctypes.addressof(self._figures)
@@ -59,50 +53,17 @@ class Counter:
     def keep_figures(self) -> None:
         """Another counter gets the memory: keeps the last figures elsewhere."""
         self._words = type(self._words).from_buffer_copy(self._words)
-        self._address = ctypes.addressof(self._words)
-
-    def _get(self, field: int) -> int:
-        return self._words[field // 8]
-
-    def _set(self, field: int, value: int) -> None:
-        self._words[field // 8] = value
+        self.address = ctypes.addressof(self._words)
 
     @property
     def limit_bytes(self) -> int:
         """Most bytes in use, as it is now."""
-        return self._get(words.LIMIT)
+        return self._get(counting.LIMIT)
 
     @property
     def wanted_bytes(self) -> int:
         """Asked for, while space is made for a block that does not fit by count."""
         return self._get(words.WANTED)
-
-    def limit(self, limit_bytes: int) -> None:
-        """Refuses what goes beyond so many bytes from now on."""
-        self._set(words.LIMIT, limit_bytes)
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes in use; every operation asks for them where memory is short."""
-        return self._words[_USED]
-
-    @property
-    def peak_bytes(self) -> int:
-        """Highest load since :meth:`reset_peak`."""
-        return self._get(words.PEAK)
-
-    @property
-    def window_peak_bytes(self) -> int:
-        """Highest load since :meth:`reset_window`."""
-        return self._get(words.WINDOW)
-
-    def reset_peak(self) -> None:
-        """Starts a new peak at the present load."""
-        self._set(words.PEAK, self.used_bytes)
-
-    def reset_window(self) -> None:
-        """Starts a new window peak at the present load."""
-        self._set(words.WINDOW, self.used_bytes)
 
     @property
     def error(self) -> BaseException | None:
@@ -125,11 +86,11 @@ class Counter:
         In one native step: between two Python statements a garbage collection
         may free arrays.
         """
-        return int(count(self._address, nbytes))
+        return int(count(self.address, nbytes))
 
     def uncount_foreign(self, ident: int, nbytes: int) -> None:
         """Takes back what :meth:`count_foreign` has counted."""
-        uncount(self._address, ident, nbytes)
+        uncount(self.address, ident, nbytes)
 
     def pool_figures(self, new_peak: bool) -> tuple[int, ...]:
         """Bytes in use, held but free, served from held pages, asked of the system
@@ -139,49 +100,30 @@ class Counter:
         in use but neither served from here nor asked of the system. Pages that a
         hole shares with blocks count as the hole's.
         """
-        write_figures(self._address, self._figures_address, int(new_peak))
+        write_figures(self.address, self._figures_address, int(new_peak))
         return tuple(self._figures)
 
     # -- offsets --------------------------------------------------------------
     @property
     def table_address(self) -> int:
         """Address of the words that say where the next blocks shall lie."""
-        return self._address + words.TABLE
+        return self.address + words.TABLE
 
     def release_side(self) -> None:
         """Gives free pages outside of the arena back to the system."""
         arena_bytes = self._get(words.ARENA + slab.HELD)
-        release_holes(self._address, self._get(words.USED) + arena_bytes)
+        release_holes(self.address, self._get(counting.USED) + arena_bytes)
 
     @property
     def arena_bytes(self) -> int:
         """Addresses for blocks with planned offsets."""
         return self._get(words.ARENA + slab.SIZE)
 
-    # -- events ---------------------------------------------------------------
-    def start_events(self) -> None:
-        """Starts a new event log."""
-        self._set(words.LOG_LENGTH, 0)
-        self._set(words.LOGGING, 1)
-
-    @property
-    def event_count(self) -> int:
-        """Events logged so far."""
-        return self._get(words.LOG_LENGTH)
-
-    def take_events(self) -> list[tuple[int, int]]:
-        """Ends the log: ``(+id or -id, bytes)`` for each malloc and free."""
-        self._set(words.LOGGING, 0)
-        length = self._get(words.LOG_LENGTH)
-        self._set(words.LOG_LENGTH, 0)
-        log = (ctypes.c_int64 * (2 * length)).from_address(self._get(words.LOG))
-        return list(zip(log[::2], log[1::2], strict=True))
-
     # -- installing -----------------------------------------------------------
     def install(self) -> None:
         """Sends NumPy's allocations of the current context to this counter."""
         for place in (words.SIDE, words.ARENA):
-            make_slab(self._address, place, _slab_bytes(self._get(words.LIMIT)))
+            make_slab(self.address, place, _slab_bytes(self._get(counting.LIMIT)))
         self._set(words.THREAD, threading.get_ident())
         self._set(words.LIMITED, 1)
         self._own = self._capsule
@@ -203,10 +145,10 @@ class Counter:
             numpy_memory.set_handler(former)
         self._own = self._previous = None
         self._set(words.LIMITED, 0)
-        release_holes(self._address, 0)
+        release_holes(self.address, 0)
         self._set(words.TABLE + slab.STOP, 0)
         for place in (words.SIDE, words.ARENA):
-            drop_slab(self._address, place)
+            drop_slab(self.address, place)
 
     def pause_reclaim(self, paused: bool) -> None:
         """Refuses blocks that do not fit without asking for space first."""
@@ -215,7 +157,7 @@ class Counter:
     def ident_at(self, address: int) -> int:
         """Id of a block one of our handlers has given out; 0 if another did."""
         ident = ctypes.c_int64.from_address(address - words.HEADER).value
-        return ident if ident >> words.ID_BITS == self._number else 0
+        return ident if ident >> counting.ID_BITS == self._number else 0
 
 
 def _slab_bytes(limit_bytes: int) -> int:

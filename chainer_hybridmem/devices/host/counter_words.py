@@ -9,19 +9,19 @@ Note: [headers]
 from __future__ import annotations
 
 from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices.counting import COUNTING_BYTES
 
-# Fields of a counter, 8 bytes each.
-LIMIT, USED, PEAK, WINDOW, NEXT_ID = range(0, 40, 8)
-LOGGING, LOG, LOG_LENGTH, LOG_CAPACITY = range(40, 72, 8)
-RECLAIMING, FAILED_BYTES, FAILED_USED, LIMITED = range(72, 104, 8)
-FROM_POOL, FROM_SYSTEM, MAPPED_BYTES, SAMPLE_PEAK = range(104, 136, 8)
-WANTED = 136  # by an allocation that does not fit by count, while space is asked for
-THREAD = 144  # whose allocations are limited, and which makes room
-SIDE = 152  # a slab as large as the limit, for what has no planned offset
+# Fields of a counter behind those of every device, 8 bytes each.
+RECLAIMING, FAILED_BYTES, FAILED_USED, LIMITED = range(
+    COUNTING_BYTES, COUNTING_BYTES + 32, 8
+)
+FROM_POOL, FROM_SYSTEM, MAPPED_BYTES = range(LIMITED + 8, LIMITED + 32, 8)
+WANTED = MAPPED_BYTES + 8  # by what does not fit by count, while space is asked for
+THREAD = WANTED + 8  # whose allocations are limited, and which makes room
+SIDE = THREAD + 8  # a slab as large as the limit, for what has no planned offset
 ARENA = SIDE + slab.SLAB_BYTES  # a slab; empty as long as nothing is planned
 TABLE = ARENA + slab.SLAB_BYTES
 FIELDS = (TABLE + slab.TABLE_BYTES) // 8
-ID_BITS = 40  # of an id; the counter's number is above them
 
 # Fields of a header, behind its beginning.
 HEADER = 64  # bytes before each block

@@ -20,10 +20,10 @@ import functools
 
 from numba import types
 
-from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices import counting, slab
+from chainer_hybridmem.devices.counting import count_malloc, uncount
 from chainer_hybridmem.devices.host import counter_words as words
-from chainer_hybridmem.devices.host import native_counting, native_pages, reclaimer
-from chainer_hybridmem.devices.host.native_counting import count, log_event, uncount
+from chainer_hybridmem.devices.host import native_pages, reclaimer
 from chainer_hybridmem.devices.host.native_pages import (
     drop_slab,
     keep_limit,
@@ -35,7 +35,7 @@ from chainer_hybridmem.devices.slab import add, load, store
 from chainer_hybridmem.jit import callback, compiled
 
 _RECLAIM_TRIES = 8
-_USED = slab, words, native_pages, native_counting
+_USED = slab, counting, words, native_pages
 _native = functools.partial(compiled, uses=_USED)
 _i64 = types.int64
 _c_malloc = types.ExternalFunction('malloc', _i64(_i64))
@@ -113,9 +113,9 @@ def _large_block(counter: int, size: int, zeroed: bool) -> int:
     if load(counter + words.LIMITED) != 0 and _may_reclaim(counter):
         tries = 0
         while base == 0 and tries < _RECLAIM_TRIES:
-            used = load(counter + words.USED)
+            used = load(counter + counting.USED)
             reclaim(counter, total)
-            if load(counter + words.USED) == used:
+            if load(counter + counting.USED) == used:
                 break
             base = _find_space(counter, total)
             tries += 1
@@ -148,14 +148,14 @@ def _admit(counter: int, size: int) -> bool:
     """Whether a block fits, after asking for space if need be."""
     if load(counter + words.LIMITED) == 0:
         return True
-    used, limit = load(counter + words.USED), load(counter + words.LIMIT)
+    used, limit = load(counter + counting.USED), load(counter + counting.LIMIT)
     if used + size > limit and _c_thread() != load(counter + words.THREAD):
         return True  # see Note: [copied contexts]
     if used + size > limit and _may_reclaim(counter):
         store(counter + words.WANTED, size)
         reclaim(counter, used + size - limit)
         store(counter + words.WANTED, 0)
-        used, limit = load(counter + words.USED), load(counter + words.LIMIT)
+        used, limit = load(counter + counting.USED), load(counter + counting.LIMIT)
     if used + size > limit:
         store(counter + words.FAILED_BYTES, size)
         store(counter + words.FAILED_USED, used)
@@ -186,12 +186,10 @@ def _take(counter: int, size: int, zeroed: bool) -> int:
     address = _new_block(counter, size, zeroed)
     if address == 0:
         return 0
-    ident = count(counter, size)
+    ident = count_malloc(counter, size)
     keep_limit(counter)  # nothing of the block has been touched yet
     store(address - words.HEADER, ident)
     store(address - words.HEADER + words.SIZE, size)
-    if load(counter + words.LOGGING) != 0:
-        log_event(counter, ident, size)
     return address
 
 

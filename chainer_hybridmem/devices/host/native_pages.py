@@ -17,7 +17,7 @@ import mmap
 
 from numba import types
 
-from chainer_hybridmem.devices import addresses, slab
+from chainer_hybridmem.devices import addresses, counting, slab
 from chainer_hybridmem.devices.host import counter_words as words
 from chainer_hybridmem.devices.slab import add, load, store
 from chainer_hybridmem.jit import compiled
@@ -29,7 +29,7 @@ _PIECE_BYTES = 1 << 16  # of pages that are given back at least; a call costs so
 _PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
 _MAPPED_FLAGS, _RESERVED_FLAGS = addresses.MAPPED, addresses.RESERVED
 
-_native = functools.partial(compiled, uses=(slab, words))
+_native = functools.partial(compiled, uses=(slab, counting, words))
 _i64 = types.int64
 _c_mmap = types.ExternalFunction(
     'mmap', _i64(_i64, _i64, types.int32, types.int32, types.int32, _i64)
@@ -97,7 +97,7 @@ def release_holes(counter: int, most: int) -> None:
 
     Holes of the arena go last: they will be needed again.
     """
-    excess = load(counter + words.USED) + count_held(counter) - most
+    excess = load(counter + counting.USED) + count_held(counter) - most
     for place in (counter + words.SIDE, counter + words.ARENA):
         if excess > 0:
             excess -= _release_tail(place, excess)
@@ -111,8 +111,8 @@ def release_holes(counter: int, most: int) -> None:
 @_native(types.void(_i64), apart=True)
 def keep_limit(counter: int) -> None:
     """What is in use and what is held never exceed the limit together."""
-    limit = load(counter + words.LIMIT)
-    if load(counter + words.USED) + count_held(counter) > limit:
+    limit = load(counter + counting.LIMIT)
+    if load(counter + counting.USED) + count_held(counter) > limit:
         release_holes(counter, limit)
 
 
@@ -159,3 +159,16 @@ def unmap_block(counter: int, base: int, extent: int) -> None:
     """Gives a block of :func:`map_block` back to the system."""
     _c_munmap(base, extent)
     add(counter + words.MAPPED_BYTES, -extent)
+
+
+@_native(types.void(_i64, _i64, _i64))
+def write_figures(counter: int, out: int, new_peak: int) -> None:
+    """Writes what :meth:`.Counter.pool_figures` returns."""
+    used = load(counter + counting.USED)
+    store(out, used)
+    store(out + 8, count_held(counter))
+    store(out + 16, load(counter + words.FROM_POOL))
+    store(out + 24, load(counter + words.FROM_SYSTEM))
+    store(out + 32, max(used, load(counter + counting.SAMPLE_PEAK)))
+    if new_peak != 0:
+        store(counter + counting.SAMPLE_PEAK, used)

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy
 
-from chainer_hybridmem.devices import slab
+from chainer_hybridmem.devices import counting, slab
 from chainer_hybridmem.devices.host import counter_words as words
 from chainer_hybridmem.devices.host import native_handler
 from chainer_hybridmem.devices.host.native_pages import drop_slab, release_holes
@@ -45,12 +45,11 @@ except ImportError:  # NumPy 1.x
 
 NAME = 'chainer_hybridmem'
 _SLOTS = 304, 305  # PyDataMem_SetHandler, _GetHandler in numpy/_core/code_generators
-_FIRST_LOG_ENTRIES = 1 << 14
 _SLABS = words.SIDE, words.ARENA
 _KEPT = (  # when memory is taken over
-    words.NEXT_ID,
-    words.LOG,
-    words.LOG_CAPACITY,
+    counting.NEXT_ID,
+    counting.LOG,
+    counting.LOG_CAPACITY,
     words.SIDE + slab.HOLES,
     words.ARENA + slab.HOLES,
 )
@@ -98,9 +97,9 @@ class Memory:
         self.address = slab.immortal(8 * words.FIELDS)
         self.number = number
         self.words = (ctypes.c_int64 * words.FIELDS).from_address(self.address)
-        self.words[words.NEXT_ID // 8] = (number << words.ID_BITS) + 1
-        self.words[words.LOG_CAPACITY // 8] = _FIRST_LOG_ENTRIES
-        self.words[words.LOG // 8] = slab.immortal(16 * _FIRST_LOG_ENTRIES)
+        self.words[counting.NEXT_ID // 8] = (number << counting.ID_BITS) + 1
+        self.words[counting.LOG_CAPACITY // 8] = counting.FIRST_LOG_ENTRIES
+        self.words[counting.LOG // 8] = slab.immortal(16 * counting.FIRST_LOG_ENTRIES)
         for place in _SLABS:
             holes = slab.immortal(slab.HOLE_BYTES * slab.MOST_HOLES)
             self.words[(place + slab.HOLES) // 8] = holes

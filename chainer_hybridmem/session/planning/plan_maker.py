@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from chainer_hybridmem.search.annealing import count_steps
 from chainer_hybridmem.search.bound import lower_bound
 from chainer_hybridmem.search.deadline import Deadline
 from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.search.repairs import defer_drops
+from chainer_hybridmem.search.repairs import LARGEST_BYTES, defer_drops
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.setting.planning_time import count_time
 from chainer_hybridmem.session.setting.runtime import Runtime
@@ -177,7 +178,8 @@ class PlanMaker:
             return dataclasses.replace(plan, options={**plan.options, **told})
 
         if not self._wants_arena(guide):
-            return defer_drops(problem, make_plan_for(room_bytes))
+            plan = make_plan_for(room_bytes)
+            return defer_drops(problem, plan, largest_bytes=self._largest_bytes)
         spare_bytes, needed = self._spare_bytes(guide), self._device.offsets.needed
         plan, arena, fits = plan_with_arena(
             problem,
@@ -243,12 +245,17 @@ class PlanMaker:
         """
         deadline = self.find_deadline(problem)
         for room in ROOMS:
-            left = defer_drops(problem, plan, room)
+            left = defer_drops(problem, plan, room, self._largest_bytes)
             if left is plan or self.arena_fits(guide, problem, left):
                 return left
             if deadline.is_over:
                 break
         return plan
+
+    @property
+    def _largest_bytes(self) -> int:
+        """Of maps that are left to the graph: a look delays what a GPU does next."""
+        return sys.maxsize if self._device.clock.asynchronous else LARGEST_BYTES
 
     def room_bytes(self, guide: Guide) -> int:
         """What the limit leaves for a guide's plans."""
