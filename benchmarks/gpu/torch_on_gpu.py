@@ -4,10 +4,10 @@ The network is that of ``chainer_hybridmem.architectures`` (strides in the first
 convolution of a stage), with momentum SGD, trained in-core, with
 ``torch.utils.checkpoint`` around every block, with
 ``torch.autograd.graph.save_on_cpu(pin_memory=True)``, and compiled, also with half of
-its budget of memory for feature maps (step ``torch_compile`` of ``run.sh``). It computes
-in float32 without TF32, in TF32 and
-with autocast to float16 (*mixed16*), in the last one also with channels last. Its
-algorithms are measured (``cudnn.benchmark``), as ours are in ``methods_on_gpu.py``.
+its budget of memory for feature maps (``run.sh`` calls that step ``torch_compile``). It
+computes in float32 without TF32, in TF32 and with autocast to float16 (*mixed16*), in
+the last one also with channels last. Its algorithms are measured
+(``cudnn.benchmark``), as ours are in ``methods_on_gpu.py``.
 
     python -m benchmarks run gpu.torch_on_gpu [--memory-limit 16GiB] [--device cuda]
     python -m benchmarks run gpu.torch_on_gpu --cases compile --result gpu_torch_compile
