@@ -270,6 +270,12 @@ BENCHMARKS = (
     Benchmark('gpu.install_wheels', 'installs what a GPU machine lacks'),
     Benchmark('gpu.look', 'which GPU and packages a run has', needs=GPU),
     Benchmark('gpu.warm', 'compiles what the next ones need'),
+    Benchmark(
+        'gpu.cudnn_on_gpu',
+        'functions of cuDNN beside those without, and in-core speeds',
+        ('gpu_cudnn.json',),
+        GPU,
+    ),
     Benchmark('gpu.smoke', 'a loop in half its memory, bits', ('gpu_smoke.json',), GPU),
     Benchmark(
         'gpu.exactness_on_gpu',
@@ -292,7 +298,7 @@ BENCHMARKS = (
     Benchmark(
         'gpu.torch_on_gpu',
         "PyTorch's own ways in the same memory",
-        ('gpu_torch.json',),
+        ('gpu_torch.json', 'gpu_torch_compile.json'),
         'a GPU and PyTorch',
     ),
     Benchmark(

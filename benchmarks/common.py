@@ -25,10 +25,14 @@ HOST_BATCHES = {'resnet50': 8, 'googlenet': 16, 'alexnet': 32}
 # AlexNet's second convolution alone, as im2col and matrix product, needs three
 # fifths of what lies above parameters, gradients and optimizer state.
 ALEXNET_PART = 0.65
+LOSS_SCALE = 128.0  # of mixed16
 
 
 class Training:
     """One network with fixed data and a fixed seed.
+
+    In mixed16 (Chainer's ``config.dtype``) with updates in float32 and a loss that is
+    scaled.
 
     Args:
         arch: Name of the architecture.
@@ -44,6 +48,7 @@ class Training:
         self.model = architectures.make(arch)
         rng = np.random.RandomState(1)
         x = rng.rand(batchsize, 3, insize, insize).astype(np.float32)
+        x = x.astype(chainer.get_dtype(map_mixed16=np.float16), copy=False)
         t = rng.randint(0, 1000, batchsize).astype(np.int32)
         if gpu:
             drawing.seed_gpu(0)  # dropout
@@ -51,13 +56,17 @@ class Training:
             x, t = chainer.get_device('@cupy:0').send((x, t))
         self.batch = (x, t)
         self.optimizer = chainer.optimizers.MomentumSGD(0.002).setup(self.model)
+        self.loss_scale: float | None = None
+        if chainer.config.dtype is chainer.mixed16:
+            self.optimizer.use_fp32_update()
+            self.loss_scale = LOSS_SCALE
         self.losses: list[float] = []
 
     def step(self) -> None:
         """One iteration, as Chainer's StandardUpdater does it."""
         loss = self.model(*self.batch)
         self.model.cleargrads()
-        loss.backward()
+        loss.backward(loss_scale=self.loss_scale)
         self.losses.append(float(loss.array))
         del loss
         self.optimizer.update()

@@ -44,14 +44,16 @@ def in_core(arch: str, batchsize: int, gpu: bool, iterations: int) -> dict[str, 
     }
 
 
-def plain(arch: str, batchsize: int, iterations: int) -> dict[str, Any]:
+def plain(
+    arch: str, batchsize: int, iterations: int, insize: int = 224
+) -> dict[str, Any]:
     """Time and memory of plain Chainer on the current GPU: the pool's, as it grows."""
     import cupy
 
     common.free_gpu()
     pool = cupy.get_default_memory_pool()
     before = pool.total_bytes()
-    training = common.Training(arch, batchsize, gpu=True)
+    training = common.Training(arch, batchsize, insize, gpu=True)
     seconds = []
     for _ in range(WARM_UPS + iterations):
         began = time.perf_counter()

@@ -6,9 +6,11 @@ python -m benchmarks run gpu.look
 from __future__ import annotations
 
 import argparse
+import importlib.util
 
 from benchmarks import saving
 from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.commands import doctor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +27,8 @@ def main(options: argparse.Namespace) -> int:
 
     free, total = cupy.cuda.runtime.memGetInfo()
     print(f'memory: {free / 2**30:.1f} GiB free of {total / 2**30:.1f} GiB')
-    chainer = compat.import_chainer()
-    print(f'cuDNN: {chainer.backends.cuda.cudnn_enabled}')
+    cudnn = doctor.examine_convolutions()
+    print(f'{cudnn.name}: {cudnn.detail}')
+    frontend = importlib.util.find_spec('cudnn')  # of nvidia-cudnn-frontend
+    print(f'nvidia-cudnn-frontend: {"not " if frontend is None else ""}installed')
     return 0

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# What a GPU is asked first, the most valuable figures first: a loop with the same bits
-# in half the memory, exactness, speeds with a limit of 16 GiB, a program of small
-# functions, the arena, PyTorch's own ways, the gpu tests, and a larger batch. No network
-# is used; fourteen minutes in all.
+# What a GPU is asked, the most valuable figures first: does cuDNN compute what it must,
+# and how fast; a loop with the same bits in half the memory, exactness, speeds with a
+# limit of 16 GiB beside PyTorch's own ways, a program of small functions, the arena,
+# the gpu tests, PyTorch compiled, and a larger batch. No network is used; fourteen
+# minutes in all.
 #
 #   bash benchmarks/gpu/run.sh [--memory-limit 16GiB] [--seconds 840] [--scale 1.0]
-#                              [--insize 112] [--patience 1] [--steps 'smoke ...']
+#                              [--insize 32] [--patience 1] [--steps 'cudnn ...']
 #
 # Rows are saved as they are measured, to benchmarks/results/gpu_*.json, where steps that
 # are left out keep what an earlier run has saved; a second folder
 # may be named by RESULTS_COPY. gpu.md there sums up, gpu_run.txt is the log. PYTHON
 # names the interpreter: it needs CuPy, NumPy, SciPy and numba. What else is lacking is
 # installed from the folder .gpu-wheels (`make gpu-wheels`) for this run only.
-# --scale, --insize (of the first step's pictures) and --patience (times every step's
-# limit) are for rehearsals.
+# --scale, --insize (of the pictures of cudnn and smoke) and --patience (times every
+# step's limit) are for rehearsals.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-limit=16GiB seconds=840 scale=1.0 insize=112 patience=1
-steps='smoke exactness methods small arena torch tests large'
+limit=16GiB seconds=840 scale=1.0 insize= patience=1
+steps='cudnn smoke exactness methods torch small arena tests torch_compile large'
 while [ $# -gt 0 ]; do
     case $1 in
         --memory-limit) limit=$2 ;;
@@ -99,14 +100,16 @@ timeout 200 "$python" -m benchmarks run gpu.warm >"$run/warm.txt" 2>&1 &
 warming=$!
 
 run_one='-m benchmarks run'
-step smoke 90 "$python" $run_one gpu.smoke --scale "$scale" --insize "$insize"
-step exactness 75 "$python" $run_one gpu.exactness_on_gpu
+sized=(--scale "$scale" ${insize:+--insize "$insize"})
+scaled=(--memory-limit "$limit" --scale "$scale")
+step cudnn 170 "$python" $run_one gpu.cudnn_on_gpu "${sized[@]}"
+step smoke 75 "$python" $run_one gpu.smoke "${sized[@]}"
+step exactness 60 "$python" $run_one gpu.exactness_on_gpu
 sed 's/^/warm: /' "$run/warm.txt" | log
-methods=("$python" $run_one gpu.methods_on_gpu --memory-limit "$limit" --scale "$scale")
-step methods 300 "${methods[@]}"
+step methods 240 "$python" $run_one gpu.methods_on_gpu "${scaled[@]}"
+step torch 90 "$python" $run_one gpu.torch_on_gpu "${scaled[@]}"
 step small 60 "$python" $run_one gpu.small_on_gpu
-step arena 90 "$python" $run_one gpu.arena_on_gpu --batchsize 64 --scale "$scale"
-step torch 75 "$python" $run_one gpu.torch_on_gpu --memory-limit "$limit" --scale "$scale"
+step arena 60 "$python" $run_one gpu.arena_on_gpu --batchsize 64 --scale "$scale"
 # Files with gpu tests, the whole path first.
 mapfile -t files < <(ls tests/session_tests/test_cuda.py; grep -rlE 'mark\.gpu' tests \
     --include='test_*.py' | grep -v session_tests/test_cuda.py | sort)
@@ -123,10 +126,13 @@ tests() {
 }
 export -f tests
 export python OMP_NUM_THREADS=1
-step tests 300 bash -c "
+step tests 200 bash -c "
     set -o pipefail
     tests ${files[*]} 2>&1 | tee '$run/gpu_tests.txt'"
-step large 200 "${methods[@]}" --result gpu_large --arch resnet50:640 --planners hybrid
+step torch_compile 150 "$python" $run_one gpu.torch_on_gpu "${scaled[@]}" \
+    --cases compile --result gpu_torch_compile
+step large 120 "$python" $run_one gpu.methods_on_gpu "${scaled[@]}" \
+    --result gpu_large --arch resnet50:640 --planners hybrid
 echo "== the end after $SECONDS s" | log
 publish
 exit $status

@@ -57,6 +57,11 @@ def gib(key: str) -> Callable[[Row], str]:
     return lambda row: f'{row[key] / 2**30:.2f} GiB'
 
 
+def mib(key: str) -> Callable[[Row], str]:
+    """Shows bytes of less than a gibibyte."""
+    return lambda row: f'{row[key] / 2**20:.0f} MiB'
+
+
 def number(key: str) -> Callable[[Row], str]:
     """Shows seconds and the like."""
     return lambda row: f'{row[key]:.3f}'
@@ -72,6 +77,77 @@ def _bits(row: Row) -> str:
         return 'the same'
     difference = row['largest_difference']
     return f'differ by {difference:.1e}' if difference is not None else 'differ'
+
+
+def cudnn(body: Row) -> str:
+    """What cuDNN computes beside the same functions without it, and how fast."""
+    rows = body['rows']
+    arithmetics = {
+        'convolution': lambda r: r['way'],
+        'float32': lambda r: f'{r["float32_difference"]:.1e}',
+        'TF32': lambda r: f'{r["tf32_difference"]:.1e}',
+        'agrees': lambda r: r['agrees'],
+        'repeats its bits': lambda r: r['repeats'],
+        'why not': lambda r: r['why'],
+    }
+    speeds = {
+        'case': lambda r: r['case'].removeprefix('speed/').replace('/', ', '),
+        'pictures': lambda r: r['batchsize'],
+        's / iteration': number('iteration_seconds'),
+        'pictures / s': lambda r: f'{r["pictures_per_second"]:.0f}',
+        'first iteration': lambda r: f'{r["all_seconds"][0]:.1f} s',
+        'footprint': gib('footprint_bytes'),
+        'largest workspace': lambda r: (
+            f'{r["largest_workspace_bytes"] / 2**20:.0f} MiB'
+        ),
+        'refused': lambda r: r['refused'],
+        'first loss': lambda r: f'{r["losses"][0]:.4f}',
+        'why not': lambda r: r['why'],
+    }
+
+    def of(*kinds: str) -> list[Row]:
+        return [row for row in rows if row['case'].split('/')[0] in kinds]
+
+    parts = [f'{body.get("says", "Not judged yet")}; cuDNN {body["cudnn"]}.']
+    parts += [table(of('speed'), speeds), table(of('arithmetic'), arithmetics)]
+    parts.append(_families(of(*_TYPES)))
+    return '\n\n'.join(parts)
+
+
+_TYPES = ('float32', 'float16', 'float64')
+
+
+def _families(rows: list[Row]) -> str:
+    """A row for each family, with its largest difference in each type."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        dtype, _, family = row['case'].partition('/')
+        found.setdefault(family, {})[dtype] = row
+
+    def show(dtype: str) -> Callable[[Row], str]:
+        def cell(family: Row) -> str:
+            row = family[dtype]
+            if 'largest_difference' not in row:
+                return 'failed'
+            words = f'{row["largest_difference"]:.1e}'
+            return words if row['agrees'] else f'{words}: does not agree'
+
+        return cell
+
+    def repeats(family: Row) -> bool:
+        return all(family[dtype]['repeats'] for dtype in _TYPES if dtype in family)
+
+    def why(family: Row) -> str:
+        told = (family[dtype].get('why') for dtype in _TYPES if dtype in family)
+        return '; '.join(filter(None, told)).replace('|', '/')
+
+    columns = {
+        'family': lambda family: family['name'],
+        **{dtype: show(dtype) for dtype in _TYPES},
+        'repeats its bits': repeats,
+        'why not': why,
+    }
+    return table(({'name': name, **found[name]} for name in sorted(found)), columns)
 
 
 def smoke(body: Row) -> str:
@@ -109,15 +185,16 @@ def exactness(body: Row) -> str:
 
 def methods(body: Row) -> str:
     """Speeds under the limit."""
-    base: Row = {}
-    rows = []
-    for row in body['rows']:
-        if row['planner'] == 'in-core':
-            base = row
-        rows.append({**row, 'base': base.get('iteration_seconds')})
+    base = {
+        _case(row): row.get('iteration_seconds')
+        for row in body['rows']
+        if row['planner'] == 'in-core'
+    }
+    rows = [{**row, 'base': base.get(_case(row))} for row in body['rows']]
     error = lambda r: r['predicted_seconds'] / r['iteration_seconds'] - 1  # noqa: E731
     columns = {
         'network': lambda r: f'{r["arch"]} b{r["batchsize"]}',
+        'arithmetic': lambda r: r.get('arithmetic', 'float32'),
         'planner': lambda r: r['planner'],
         's / iteration': number('iteration_seconds'),
         'forecast': number('predicted_seconds'),
@@ -137,6 +214,10 @@ def methods(body: Row) -> str:
         'why not': lambda r: r['why'],
     }
     return table(rows, columns)
+
+
+def _case(row: Row) -> tuple[Any, ...]:
+    return row['arch'], row['batchsize'], row.get('arithmetic', 'float32')
 
 
 def small(body: Row) -> str:
@@ -181,7 +262,8 @@ def rivals(body: Row) -> str:
     if 'skipped' in body:
         return f'Left out: {body["skipped"]}'
     columns = {
-        'way': lambda r: r['way'],
+        'way': lambda r: r.get('name', r['way']),
+        'arithmetic': lambda r: r.get('arithmetic', 'float32'),
         's / iteration': number('iteration_seconds'),
         'pictures / s': lambda r: f'{r["pictures_per_second"]:.1f}',
         'allocated': gib('allocated_bytes'),
@@ -189,16 +271,14 @@ def rivals(body: Row) -> str:
         'why not': lambda r: r['why'],
     }
     pairs = {
+        'arithmetic': lambda r: r.get('arithmetic', 'float32'),
         'ours': lambda r: r['ours'],
         'theirs': lambda r: r['theirs'],
         'speed, ours : theirs': lambda r: f'{r["speed_ratio"]:.2f}',
         'ours over our in-core': percent('our_overhead'),
         'theirs over their in-core': percent('their_overhead'),
     }
-    words = 'float32, TF32 off; their convolutions are cuDNN, ours are without it.'
-    return '\n\n'.join(
-        (words, table(body['rows'], columns), table(body['ratios'], pairs))
-    )
+    return '\n\n'.join((table(body['rows'], columns), table(body['ratios'], pairs)))
 
 
 def steps(path: str) -> str:
@@ -243,13 +323,15 @@ def save_tests(path: str) -> None:
 
 
 PARTS = {
+    'gpu_cudnn': ('cuDNN', cudnn),
     'gpu_smoke': ('The same bits in half the memory', smoke),
     'gpu_exactness': ('Exactness of small networks', exactness),
     'gpu_methods': ('Speeds under the limit', methods),
+    'gpu_torch': ('PyTorch in the same memory', rivals),
     'gpu_small': ('A program of small functions', small),
     'gpu_arena': ('The arena, as the driver sees it', arena),
-    'gpu_torch': ('PyTorch in the same memory', rivals),
     'gpu_tests': ('Tests', tests),
+    'gpu_torch_compile': ('PyTorch, compiled', rivals),
     'gpu_large': ('The largest batch', methods),
 }
 

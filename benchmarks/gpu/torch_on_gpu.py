@@ -1,13 +1,16 @@
 """ResNet-50 in PyTorch, with the memory that we have: its own ways beside ours.
 
 The network is that of ``chainer_hybridmem.architectures`` (strides in the first 1x1
-convolution of a stage), trained in-core, with ``torch.utils.checkpoint`` around every
-block, and with ``torch.autograd.graph.save_on_cpu(pin_memory=True)``: float32, TF32
-off, NCHW, momentum SGD. Its convolutions are cuDNN's, ours are im2col and matrix
-products where CuPy has no cuDNN: the ratio of speeds shows that as well, each side's
-overhead over its own in-core time does not.
+convolution of a stage), with momentum SGD, trained in-core, with
+``torch.utils.checkpoint`` around every block, with
+``torch.autograd.graph.save_on_cpu(pin_memory=True)``, and compiled, also with half of
+its budget of memory for feature maps (``run.sh`` calls that step ``torch_compile``). It
+computes in float32 without TF32, in TF32 and with autocast to float16 (*mixed16*), in
+the last one also with channels last. Its algorithms are measured
+(``cudnn.benchmark``), as ours are in ``methods_on_gpu.py``.
 
     python -m benchmarks run gpu.torch_on_gpu [--memory-limit 16GiB] [--device cuda]
+    python -m benchmarks run gpu.torch_on_gpu --cases compile --result gpu_torch_compile
 """
 
 from __future__ import annotations
@@ -21,16 +24,60 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import saving
+from benchmarks.gpu import arithmetic
 from chainer_hybridmem.units import parse_bytes
 
 BATCHSIZE, INSIZE, CLASSES = 256, 224, 1000
 BLOCKS = ((64, 3), (128, 4), (256, 6), (512, 3))
-WAYS = ('in-core', 'checkpoint', 'save_on_cpu')
+IN_CORE = ('in-core', 'compile')  # without the limit
+BUDGET = 0.5  # of torch.compile's feature maps
 WARM_UPS = 2
 NAME = 'gpu_torch'
+
+
+class Case(NamedTuple):
+    """One way to train.
+
+    Attributes:
+        way: ``in-core``, ``checkpoint``, ``save_on_cpu``, ``compile`` or
+            ``compile, budget``.
+        arithmetic: Of ``arithmetic.NAMES``.
+        channels_last: Whether pictures and filters lie so.
+    """
+
+    way: str
+    arithmetic: str = 'float32'
+    channels_last: bool = False
+
+    @property
+    def name(self) -> str:
+        """The way, with its layout if that is not NCHW."""
+        return f'{self.way}, channels last' if self.channels_last else self.way
+
+
+# The most valuable ones first.
+CASES = {
+    'eager': (
+        Case('in-core'),
+        Case('checkpoint'),
+        Case('save_on_cpu'),
+        *(
+            Case(way, *how)
+            for how in (('tf32',), ('mixed16',), ('mixed16', True))
+            for way in ('in-core', 'checkpoint')
+        ),
+        Case('save_on_cpu', 'tf32'),
+        Case('save_on_cpu', 'mixed16', True),
+    ),
+    'compile': (
+        Case('compile, budget'),
+        Case('compile'),
+        Case('compile, budget', 'mixed16', True),
+    ),
+}
 
 
 def make_network(torch: Any, blockwise: Callable[..., Any]) -> Any:
@@ -83,12 +130,24 @@ def make_network(torch: Any, blockwise: Callable[..., Any]) -> Any:
     return ResNet()
 
 
-def measure(torch: Any, way: str, size: tuple[int, int], device: str, iterations: int):
-    """The row of one way: seconds of each iteration, and memory."""
+def measure(
+    torch: Any, case: Case, size: tuple[int, int], device: str, iterations: int
+) -> dict[str, Any]:
+    """The row of one case: seconds of each iteration, and memory.
+
+    Args:
+        torch: PyTorch.
+        case: How to train.
+        size: Pictures per iteration, and their side.
+        device: ``cuda`` or ``cpu``.
+        iterations: After warming up.
+    """
     from torch.utils.checkpoint import checkpoint
 
-    on_gpu = device == 'cuda'
+    on_gpu, way = device == 'cuda', case.way
     torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = case.arithmetic == 'tf32'
+    torch.backends.cuda.matmul.allow_tf32 = case.arithmetic == 'tf32'
 
     def blockwise(block: Any, x: Any) -> Any:
         if way == 'checkpoint':
@@ -99,26 +158,36 @@ def measure(torch: Any, way: str, size: tuple[int, int], device: str, iterations
     if way == 'save_on_cpu':
         saved = lambda: torch.autograd.graph.save_on_cpu(pin_memory=on_gpu)  # noqa: E731
     batchsize, insize = size
-    network = make_network(torch, blockwise).to(device)
+    layout = torch.channels_last if case.channels_last else torch.contiguous_format
+    network = make_network(torch, blockwise).to(device, memory_format=layout)
     optimizer = torch.optim.SGD(network.parameters(), 0.002, momentum=0.9)
+    mixed = case.arithmetic == 'mixed16'
+    scaler = torch.amp.GradScaler(device, enabled=mixed)
     x = torch.rand(batchsize, 3, insize, insize, device=device)
+    x = x.contiguous(memory_format=layout)
     t = torch.randint(0, CLASSES, (batchsize,), device=device)
+    forward = compiled(torch, network) if 'compile' in way else network
     seconds, losses = [], []
-    for _ in range(WARM_UPS + iterations):
-        began = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        with saved():
-            loss = torch.nn.functional.cross_entropy(network(x), t)
-        loss.backward()
-        losses.append(float(loss.detach()))  # which waits, as our loop does
-        optimizer.step()
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-        print(f'torch {way}: {seconds[-1]:.3f} s', flush=True)
+    with contextlib.ExitStack() as stack:
+        if way == 'compile, budget':
+            stack.enter_context(half_budget())
+        for _ in range(WARM_UPS + iterations):
+            began = time.perf_counter()
+            optimizer.zero_grad(set_to_none=True)
+            with saved(), torch.autocast(device, torch.float16, enabled=mixed):
+                loss = torch.nn.functional.cross_entropy(forward(x), t)
+            scaler.scale(loss).backward()
+            losses.append(float(loss.detach()))  # which waits, as our loop does
+            scaler.step(optimizer)
+            scaler.update()
+            if on_gpu:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+            print(
+                f'torch {case.name}, {case.arithmetic}: {seconds[-1]:.3f} s', flush=True
+            )
     median = statistics.median(seconds[WARM_UPS:])
     row = {
-        'way': way,
         'fits': True,
         'batchsize': batchsize,
         'iteration_seconds': median,
@@ -132,40 +201,96 @@ def measure(torch: Any, way: str, size: tuple[int, int], device: str, iterations
     return row
 
 
-def our_rows(limit: int, batchsize: int) -> dict[str, dict[str, Any]]:
-    """What ``methods_on_gpu.py`` has saved of the same network, batch and limit."""
+def compiled(torch: Any, network: Any) -> Any:
+    """The network, compiled anew."""
+    torch.compiler.reset()
+    return torch.compile(network)
+
+
+def half_budget() -> Any:
+    """What is compiled meanwhile keeps ``BUDGET`` of its feature maps' bytes."""
+    from torch._functorch import config
+
+    return config.patch(activation_memory_budget=BUDGET)
+
+
+def saved_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a result that this run has saved; none if it has not."""
     try:
-        path = os.path.join(saving.RESULTS, 'gpu_methods.json')
+        path = os.path.join(saving.RESULTS, f'{name}.json')
         with open(path, encoding='utf-8') as file:
-            rows = json.load(file)['rows']
+            rows: list[dict[str, Any]] = json.load(file)['rows']
     except (OSError, ValueError):
-        return {}
+        return []
+    return rows
+
+
+def our_rows(
+    limit: int, batchsize: int, kind: str = 'float32'
+) -> dict[str, dict[str, Any]]:
+    """What ``methods_on_gpu.py`` has saved of the same network, batch and limit."""
+    limit = arithmetic.limit_of(kind, limit)
     return {
         row['planner']: row
-        for row in rows
+        for row in saved_rows('gpu_methods')
         if row['arch'] == 'resnet50'
         and row['batchsize'] == batchsize
+        and row.get('arithmetic', 'float32') == kind
         and row.get('iteration_seconds')
         and row.get('limit_bytes', limit) == limit
     }
 
 
-def ratios(rows: list[dict[str, Any]], ours: dict[str, Any]) -> list[dict[str, Any]]:
-    """Our speed over theirs, and both over their own in-core time, pair by pair."""
-    theirs = {row['way']: row['iteration_seconds'] for row in rows if row.get('fits')}
+def ratios(
+    rows: list[dict[str, Any]], ours: dict[str, Any], base: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Our speed over theirs, and both over their own in-core time, pair by pair.
+
+    Args:
+        rows: Theirs, of one arithmetic.
+        ours: Ours of the same one, by planner.
+        base: Theirs with those in-core.
+    """
+    in_core = {
+        row.get('channels_last', False): row['iteration_seconds']
+        for row in base
+        if row['way'] == 'in-core' and row.get('fits')
+    }
+    pairs = []
+    for planner, row in ours.items():
+        for their in rows:
+            free = their['way'] in IN_CORE
+            if not their.get('fits') or (planner == 'in-core') != free:
+                continue
+            seconds = their['iteration_seconds']
+            beside = in_core.get(their.get('channels_last', False))
+            pairs.append(
+                {
+                    'ours': planner,
+                    'theirs': their.get('name', their['way']),
+                    'speed_ratio': seconds / row['iteration_seconds'],
+                    'our_overhead': _over(row, ours.get('in-core')),
+                    'their_overhead': seconds / beside - 1 if beside else None,
+                }
+            )
+    return pairs
+
+
+def all_ratios(
+    rows: list[dict[str, Any]], limit: int, batchsize: int
+) -> list[dict[str, Any]]:
+    """The pairs of every arithmetic."""
+    everything = saved_rows(NAME) + rows
+
+    def of(kind: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [row for row in rows if row.get('arithmetic', 'float32') == kind]
+
     return [
-        {
-            'ours': planner,
-            'theirs': way,
-            'speed_ratio': seconds / row['iteration_seconds'],
-            'our_overhead': _over(row, ours.get('in-core')),
-            'their_overhead': seconds / theirs['in-core'] - 1
-            if 'in-core' in theirs
-            else None,
-        }
-        for planner, row in ours.items()
-        for way, seconds in theirs.items()
-        if (planner == 'in-core') == (way == 'in-core')
+        {'arithmetic': kind, **pair}
+        for kind in arithmetic.NAMES
+        for pair in ratios(
+            of(kind, rows), our_rows(limit, batchsize, kind), of(kind, everything)
+        )
     ]
 
 
@@ -179,42 +304,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--iterations', type=int, default=3)
     parser.add_argument('--scale', type=float, default=1.0, help='of the batch')
     parser.add_argument('--insize', type=int, default=INSIZE)
+    parser.add_argument('--cases', choices=CASES, default='eager')
+    parser.add_argument('--result', default=NAME, help='name of its file')
     parser.add_argument('--device', choices=('cuda', 'cpu'), default='cuda')
 
 
 def main(options: argparse.Namespace) -> int:
     limit, device = parse_bytes(options.memory_limit), options.device
-    result = saving.Rows(NAME, limit_bytes=limit, device=device, ratios=[])
+    result = saving.Rows(options.result, limit_bytes=limit, device=device, ratios=[])
     try:
         import torch
     except ImportError as error:
         return skip(result, f'PyTorch cannot be imported: {error}')
     if device == 'cuda' and not torch.cuda.is_available():
         return skip(result, 'PyTorch finds no GPU')
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
     size = max(2, int(BATCHSIZE * options.scale)), options.insize
-    result.tell(tf32=False, cudnn_benchmark=True, insize=size[1])
-    ours = our_rows(limit, size[0])
+    cudnn = torch.backends.cudnn.version()
+    result.tell(cudnn_benchmark=True, cudnn=cudnn, budget=BUDGET, insize=size[1])
     good = True
-    for way in WAYS:
+    for case in CASES[options.cases]:
+        allowed = arithmetic.limit_of(case.arithmetic, limit)
+        allowed = None if case.way in IN_CORE else allowed
         if device == 'cuda':
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             total = torch.cuda.get_device_properties(0).total_memory
-            share = 1.0 if way == 'in-core' else min(1.0, limit / total)
+            share = 1.0 if allowed is None else min(1.0, allowed / total)
             torch.cuda.set_per_process_memory_fraction(share)
+        row = {**case._asdict(), 'name': case.name, 'limit_bytes': allowed}
         try:
-            row = measure(torch, way, size, device, options.iterations)
+            row |= measure(torch, case, size, device, options.iterations)
         except Exception as error:
             traceback.print_exc()
-            row = {'way': way, 'fits': False, 'why': str(error).split('\n')[0]}
+            row |= {'fits': False, 'why': str(error).split('\n')[0]}
             good = False
-        result.add({**row, 'limit_bytes': None if way == 'in-core' else limit})
-        result.tell(ratios=ratios(result.rows, ours))
-    for row in ratios(result.rows, ours):
-        print(row, flush=True)
+        result.add(row)
+        result.tell(ratios=all_ratios(result.rows, limit, size[0]))
+    for pair in all_ratios(result.rows, limit, size[0]):
+        print(pair, flush=True)
     return 0 if good else 1
 
 
