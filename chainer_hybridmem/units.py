@@ -81,6 +81,11 @@ def parse_limit(value: str | int | float, name: str = 'memory_limit') -> int:
     Raises:
         OptionError: If it is no size, or must have been meant with a unit.
     """
+    if str(value).strip().lower() == 'auto':
+        raise OptionError(
+            f"{name} {value!r} is found by `hybridmem run`; name a size such as '8GiB' "
+            "here, or 'free' for all that the device has left."
+        )
     number = math.nan
     with contextlib.suppress(ValueError):
         number = float(str(value))

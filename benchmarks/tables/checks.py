@@ -42,7 +42,7 @@ def upstream(body: Body, tenth: Body) -> str:
 
 def upstream_gpu(body: Body, cudnn: Body) -> str:
     """Returns those that need a GPU."""
-    return _upstream({'CuPy 14': body, 'CuPy 13, cuDNN': cudnn})
+    return _upstream({'CuPy 14, cuDNN 9': body, 'CuPy 13, cuDNN 8.9': cudnn})
 
 
 def kernel_rounding(body: Body) -> str:

@@ -92,7 +92,7 @@ def _beside_torch(times: float, methods: Body) -> str:
             "PyTorch's."
         )
     return (
-        'But CuPy 14 has no cuDNN: our in-core training takes '
+        'But that run had no cuDNN: our in-core training took '
         f"{ratio(times, 1)} the time of PyTorch's, which makes copies easy to hide."
     )
 

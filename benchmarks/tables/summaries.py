@@ -198,12 +198,15 @@ def footprint_says(body: Body) -> str:
 
 
 # -- bits and programs ---------------------------------------------------------
+_RUNS = ('CPU', 'CuPy 14, cuDNN 9', 'CuPy 13, cuDNN 8.9')
+
+
 def upstream(_: Body, *bodies: Body) -> str:
     """Returns Chainer's own tests, the three regimes summed."""
     head = ['tests', 'passed without the package', 'fail only with it']
     head += ['maps compared', 'functions run again']
     lines = []
-    for name, body in zip(('CPU', 'CuPy 14', 'CuPy 13, cuDNN'), bodies, strict=True):
+    for name, body in zip(_RUNS, bodies, strict=True):
         regimes = {key: body['totals'][key] for key in body['totals'] if key != 'plain'}
         parts = [part['modes'][key] for part in body['parts'] for key in regimes]
         lines.append(
