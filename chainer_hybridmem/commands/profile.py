@@ -108,7 +108,15 @@ def _record_program(args: argparse.Namespace, program: programs.Program) -> Reco
     if plain_bytes is not None:
         from chainer_hybridmem.simulation.problem import with_plain_peak
 
+        older_bytes = plain_bytes - problem.in_core_peak_bytes
         problem = with_plain_peak(problem, plain_bytes)
+        if older_bytes > plain_bytes // 100:
+            older = (
+                f'{format_bytes(older_bytes)} of the in-core peak are of an older '
+                f'iteration, which the program holds, such as by its loss; a plan is '
+                f'of one iteration.'
+            )
+            note = ' '.join(filter(None, (note, older)))
     return Recording(program.title, {'program': program.words}, problem, note)
 
 

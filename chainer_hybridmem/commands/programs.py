@@ -286,8 +286,8 @@ def memory_options(
     Where the limit is a share, the program's in-core peak is recorded first.
 
     Returns:
-        tuple: The options, and the in-core peak of the iteration that needs most; None
-        where it was not recorded.
+        tuple: The options, and the in-core peak of the program, that of which shares
+        are; None where it was not recorded.
 
     Raises:
         HybridMemoryError: If it cannot be recorded.
@@ -297,8 +297,8 @@ def memory_options(
     limit_bytes, plain_bytes = limit.bytes_of(1), None
     if limit.is_share:
         recorded = record(program)
-        limit_bytes = limit.bytes_of(recorded.find_peak())
-        plain_bytes = recorded.find_largest().whole_bytes
+        plain_bytes = recorded.find_peak()
+        limit_bytes = limit.bytes_of(plain_bytes)
     options = {
         'memory_limit': limit_bytes,
         'swap_dir': args.swap_dir and os.path.abspath(args.swap_dir),

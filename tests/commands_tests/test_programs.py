@@ -10,6 +10,7 @@ import pytest
 from chainer_hybridmem.commands import programs
 from chainer_hybridmem.records import library
 from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.units import format_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Trains as the words behind it say, far longer than is needed.
@@ -76,6 +77,19 @@ def test_a_program_is_recorded_and_ended(hybridmem, program):
     figures = json.loads(pathlib.Path('f.json').read_text())
     assert figures['program'] == ['train.py', '--batchsize', '50']
     assert int(pathlib.Path('closed').read_text()) < 10
+
+
+def test_a_share_is_of_all_that_the_program_needs(hybridmem, program):
+    """Also of the graph before, which its loss keeps; as under ``hybridmem run``."""
+    arguments = ('--memory-limit', '90%', '--', program, '--batchsize', '400')
+    status, _, err = hybridmem('profile', *MORE[2:], *arguments)
+    assert status == 0, err
+    assert 'of an older iteration' in ' '.join(err.split())
+    peak = json.loads(pathlib.Path('f.json').read_text())['in_core_peak_bytes']
+    assert peak > make_problem(library.load_profile('p.json')).in_core_peak_bytes
+    status, out, err = hybridmem('plan', 'p.json', '--memory-limit', '90%')
+    assert status == 0, err
+    assert out.splitlines()[0].endswith(f'the in-core peak of {format_bytes(peak)}')
 
 
 def test_any_batch_size_is_estimated(hybridmem, program):
