@@ -7,6 +7,7 @@ import contextlib
 
 import numpy as np
 import pytest
+from support.cudnn_workspaces import workspaces_up_to
 from support.marks import needs_emulated_cudnn
 
 import chainer_hybridmem  # noqa: F401  before chainer, which it makes importable
@@ -43,16 +44,6 @@ def convolve(x, w, **options):
     return [array.get().tobytes() for array in (y.array, x.grad, w.grad)]
 
 
-@contextlib.contextmanager
-def workspace_of(nbytes):
-    former_bytes = cuda.get_max_workspace_size()
-    cuda.set_max_workspace_size(nbytes)
-    try:
-        yield
-    finally:
-        cuda.set_max_workspace_size(former_bytes)
-
-
 def test_chainer_finds_cudnn():
     assert cuda.cudnn_enabled
     assert cuda.libcudnn.getVersion() == 92800
@@ -82,7 +73,7 @@ def test_float32_is_float32_unless_tf32_is_asked_for():
 def test_a_cached_plan_knows_what_algorithms_depend_on():
     before = describe_cudnn()
     assert before['version'] == 92800
-    with workspace_of(1 << 20):
+    with workspaces_up_to(1 << 20):
         assert describe_cudnn() == {**before, 'workspace_bytes': 1 << 20}
 
 
@@ -116,7 +107,10 @@ def test_too_small_a_workspace_is_told_with_one_that_does():
     choose = cupy.cudnn.convolution_forward
     y = draw(4, 8, 14, 14)
     asked = ((1, 1), (1, 1), (1, 1), 1)
-    with workspace_of(-1), pytest.raises(RuntimeError, match=r'workspace_size\(\d+\)'):
+    with (
+        workspaces_up_to(-1),
+        pytest.raises(RuntimeError, match=r'workspace_size\(\d+\)'),
+    ):
         choose(x, w, None, y, *asked, auto_tune=False, tensor_core='auto')
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from support import networks
+from support.cudnn_workspaces import workspaces_up_to
 from support.marks import needs_emulated_cudnn
 
 import chainer_hybridmem  # noqa: F401  before chainer, which it makes importable
 
 # isort: split
 import chainer
-from chainer.backends import cuda
 
 ITERATIONS = 8
 SMALL_BYTES, LARGE_BYTES = 1 << 19, 1 << 23  # for the fastest algorithms of some layers
@@ -24,16 +22,6 @@ class Wide(networks.Everything):
 
     def __init__(self):
         super().__init__(32)
-
-
-@contextlib.contextmanager
-def workspaces_up_to(nbytes):
-    former_bytes = cuda.get_max_workspace_size()
-    cuda.set_max_workspace_size(nbytes)
-    try:
-        yield
-    finally:
-        cuda.set_max_workspace_size(former_bytes)
 
 
 def largest_workspace(profile):
