@@ -92,17 +92,11 @@ def unburdened_gpu(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True, scope='session')
 def small_workspaces() -> None:
-    """Limits of tests are a few megabytes; cuDNN may take eight unless it is told.
-
-    Its states of dropout live as long as the process: outside of CuPy's pool, where a
-    session would count the whole segment that they lie in.
-    """
+    """Limits of tests are a few megabytes; cuDNN may take eight unless it is told."""
     from chainer.backends import cuda
 
-    if cuda.cudnn_enabled and cuda.cupy.cuda.is_available():
+    if cuda.cudnn_enabled:
         cuda.set_max_workspace_size(WORKSPACE_BYTES)
-        with cuda.cupy.cuda.using_allocator(None):
-            cuda.get_cudnn_dropout_states()
 
 
 @pytest.fixture(autouse=True, scope='session')

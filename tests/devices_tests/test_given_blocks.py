@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import subprocess
@@ -11,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from support.empty_pools import empty_pool
 
 import chainer_hybridmem
 from chainer_hybridmem.devices.cuda import native_blocks as native
@@ -64,11 +64,8 @@ class Opened:
 @pytest.fixture
 def open_device(monkeypatch):
     """Opens devices one after the other."""
-    import cupy
-
     monkeypatch.setenv('HYBRIDMEM_MAP', '1')
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+    empty_pool()
     with contextlib.ExitStack() as stack:
 
         def open_one(*args):

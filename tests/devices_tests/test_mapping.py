@@ -8,6 +8,7 @@ import os
 import random
 
 import pytest
+from support.empty_pools import empty_pool
 
 from chainer_hybridmem.devices.cuda import block_pool
 from chainer_hybridmem.devices.cuda.mapping import LEAST_GRANULES
@@ -65,12 +66,8 @@ class Opened:
 
 @pytest.fixture
 def opened(monkeypatch):
-    import cupy
-
     monkeypatch.setenv('HYBRIDMEM_MAP', '1')
-
-    gc.collect()
-    cupy.get_default_memory_pool().free_all_blocks()
+    empty_pool()
     opened = Opened()
     yield opened
     opened.memory.uninstall()
