@@ -83,8 +83,8 @@ def parse_limit(value: str | int | float, name: str = 'memory_limit') -> int:
     """
     if str(value).strip().lower() == 'auto':
         raise OptionError(
-            f"{name} {value!r} is found by `hybridmem run`; name a size such as '8GiB' "
-            "here, or 'free' for all that the device has left."
+            f'{name} is {value!r}, and only `hybridmem run` looks for a limit: name a '
+            "size such as '8GiB' here, or 'free' for all that the device has left."
         )
     number = math.nan
     with contextlib.suppress(ValueError):

@@ -113,8 +113,8 @@ def _record_program(args: argparse.Namespace, program: programs.Program) -> Reco
         if older_bytes > plain_bytes // 100:
             older = (
                 f'{format_bytes(older_bytes)} of the in-core peak are of an older '
-                f'iteration, which the program holds, such as by its loss; a plan is '
-                f'of one iteration.'
+                f'iteration that the program still holds, for example by its loss; a '
+                f'plan covers one iteration.'
             )
             note = ' '.join(filter(None, (note, older)))
     return Recording(program.title, {'program': program.words}, problem, note)

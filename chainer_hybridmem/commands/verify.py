@@ -296,8 +296,8 @@ def text(figures: dict[str, Any]) -> str:
     if not figures['swapped_maps'] + figures['recomputed_maps']:
         parts.append(
             f'Warning: the plan keeps every feature map, so nothing was put to the '
-            f'test. Training took {format_bytes(figures["peak_bytes"])} so: give less '
-            f'with --memory-limit.'
+            f'test. Training took {format_bytes(figures["peak_bytes"])}: give a lower '
+            f'--memory-limit.'
         )
     return '\n\n'.join(parts)
 

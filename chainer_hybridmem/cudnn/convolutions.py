@@ -6,20 +6,17 @@ Note: [which algorithm]
     bits are asked for each time. The first one is taken that fits the workspace and, if
     asked for, gives the same bits each time. It is remembered by everything that has
     been asked: a replay runs the algorithm of its forward.
-
-Note: [arithmetic]
-    float32 is multiplied as float32 unless CuPy may use TF32 (``CUPY_TF32=1``, or
-    ``cupy._core.set_compute_type``), float16 on tensor cores unless Chainer's
-    ``use_cudnn_tensor_core`` is ``'never'``; either is summed as float32.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from chainer_hybridmem.cudnn import constants as c
+from chainer_hybridmem.cudnn.arithmetic import choose_math, sum_kind
 from chainer_hybridmem.cudnn.descriptors import (
     ONE,
     ZERO,
@@ -38,7 +35,6 @@ from chainer_hybridmem.cudnn.functions import CuDNNError
 
 _TENSOR_CORES = {'auto', 'always', 'never'}
 _MOST_ALGORITHMS = 16
-_TF32 = 7  # COMPUTE_TYPE_TF32 of CuPy
 _most_workspace_bytes = 8 << 20
 
 
@@ -92,8 +88,9 @@ class _Asked(NamedTuple):
 
 
 class _Convolution(NamedTuple):
-    """How it is run."""
+    """Says how a convolution is run."""
 
+    function: Callable[..., None]
     inputs: tuple[Descriptor, Descriptor]
     output: Descriptor
     descriptor: Descriptor
@@ -101,7 +98,7 @@ class _Convolution(NamedTuple):
     workspace_bytes: int
 
 
-# Which of inputs and output is the filter, and cuDNN's name.
+# Which of the two inputs and the output is the filter.
 _OPERATIONS = {'forward': 1, 'backward data': 0, 'backward filter': 2}
 _measured: dict[_Asked, tuple[int, int, int]] = {}
 
@@ -111,15 +108,9 @@ def convolution_forward(
     W: Any,
     b: Any,
     y: Any,
-    pad: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...] | None,
-    groups: int,
-    *,
-    auto_tune: bool,
-    tensor_core: str,
+    *parameters: Any,
     d_layout: int = c.CUDNN_TENSOR_NCHW,
-    w_layout: int = c.CUDNN_TENSOR_NCHW,
+    **options: Any,
 ) -> None:
     """Writes the convolution of ``x`` and ``W``, and a bias, into ``y``.
 
@@ -128,13 +119,15 @@ def convolution_forward(
             is NHWC; of float16, float32 or float64, as all arrays.
         W: (channels of y, channels / groups, ...), or as the layout has it.
         b: (channels of y,) or None.
+        parameters: Padding, stride and dilation (or None) for each axis, and groups.
+        d_layout: ``CUDNN_TENSOR_...`` of images.
+        options: ``auto_tune``, ``tensor_core`` and ``w_layout``, that of filters.
 
     Raises:
         RuntimeError: If no algorithm fits the workspace, or cuDNN refuses.
     """
-    parameters = (pad, stride, dilation, groups)
-    layouts = (d_layout, w_layout)
-    _run('forward', x, W, y, parameters, layouts, auto_tune, tensor_core, False)
+    options |= {'d_layout': d_layout, 'deterministic': False}
+    _run('forward', x, W, y, *parameters, **options)
     _add_bias(b, y, d_layout)
 
 
@@ -143,55 +136,27 @@ def convolution_backward_data(
     x: Any,
     b: Any,
     y: Any,
-    pad: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...] | None,
-    groups: int,
-    *,
-    deterministic: bool,
-    auto_tune: bool,
-    tensor_core: str,
+    *parameters: Any,
     d_layout: int = c.CUDNN_TENSOR_NCHW,
-    w_layout: int = c.CUDNN_TENSOR_NCHW,
+    **options: Any,
 ) -> None:
     """Writes what a convolution's output ``x`` says of its input into ``y``.
 
-    Arguments and errors are those of :func:`convolution_forward`.
+    Arguments, beside the option ``deterministic``, and errors are those of
+    :func:`convolution_forward`.
     """
-    parameters = (pad, stride, dilation, groups)
-    layouts = (d_layout, w_layout)
-    _run(
-        'backward data', W, x, y, parameters, layouts, auto_tune, tensor_core,
-        deterministic,
-    )  # fmt: skip
+    _run('backward data', W, x, y, *parameters, d_layout=d_layout, **options)
     _add_bias(b, y, d_layout)
 
 
 def convolution_backward_filter(
-    x: Any,
-    gy: Any,
-    gW: Any,
-    pad: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...] | None,
-    groups: int,
-    *,
-    deterministic: bool,
-    auto_tune: bool,
-    tensor_core: str,
-    d_layout: int = c.CUDNN_TENSOR_NCHW,
-    w_layout: int = c.CUDNN_TENSOR_NCHW,
+    x: Any, gy: Any, gW: Any, *parameters: Any, **options: Any
 ) -> None:
     """Writes the gradient of a convolution's filter into ``gW``.
 
-    Arguments and errors are those of :func:`convolution_forward`.
+    Arguments and errors are those of :func:`convolution_backward_data`.
     """
-    parameters = (pad, stride, dilation, groups)
-    layouts = (d_layout, w_layout)
-    _run(
-        'backward filter', x, gy, gW, parameters, layouts, auto_tune, tensor_core,
-        deterministic,
-    )  # fmt: skip
+    _run('backward filter', x, gy, gW, *parameters, **options)
 
 
 def is_tensor_core_available(dtype: Any) -> bool:
@@ -206,11 +171,16 @@ def _run(
     first: Any,
     second: Any,
     output: Any,
-    parameters: tuple[Any, ...],
-    layouts: tuple[int, int],
+    pad: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...] | None,
+    groups: int,
+    *,
+    deterministic: bool,
     auto_tune: bool,
     tensor_core: str,
-    deterministic: bool,
+    d_layout: int = c.CUDNN_TENSOR_NCHW,
+    w_layout: int = c.CUDNN_TENSOR_NCHW,
 ) -> None:
     import cupy
 
@@ -221,21 +191,24 @@ def _run(
         return
     if {first.data.device_id, second.data.device_id} != {output.data.device_id}:
         raise ValueError('the arrays of a convolution lie on several GPUs')
+    if tensor_core not in _TENSOR_CORES:
+        raise ValueError(
+            f'tensor_core is {tensor_core!r}; it is one of "auto", "always", "never"'
+        )
     auto_tune = auto_tune and not deterministic
-    pad, stride, dilation, groups = parameters
     first, second = _aligned(first), _aligned(second)
-    code = output.dtype.char
+    code, kind = output.dtype.char, get_data_type(output.dtype)
     asked = _Asked(
         operation,
         output.data.device_id,
-        get_data_type(output.dtype),
+        kind,
         (first.shape, second.shape, output.shape),
         pad,
         stride,
         (1,) * len(pad) if dilation is None else dilation,
         groups,
-        layouts,
-        _choose_math(code, tensor_core),
+        (d_layout, w_layout),
+        choose_math(kind, tensor_core != 'never'),
         _most_workspace_bytes,
         deterministic,
     )
@@ -246,7 +219,7 @@ def _run(
         workspace = cupy.cuda.alloc(convolution.workspace_bytes)
         arrays = zip(convolution.inputs, (first, second), strict=True)
         inputs = [value for d, array in arrays for value in (d.value, array.data.ptr)]
-        _find_function(operation)(
+        convolution.function(
             get_handle(), ONE[code], *inputs, convolution.descriptor.value,
             convolution.algorithm, workspace.ptr, convolution.workspace_bytes,
             ZERO[code], convolution.output.value, output.data.ptr,
@@ -257,7 +230,7 @@ def _run(
 
 
 def _aligned(array: Any) -> Any:
-    """In C order, where every algorithm takes it."""
+    """Copies an array that is not in C order, or lies where algorithms refuse it."""
     array = contiguous(array)
     return array.copy() if array.data.ptr % 16 else array
 
@@ -267,26 +240,6 @@ def _find_function(operation: str, beginning: str = '', end: str = '') -> Any:
     name = ''.join(word.capitalize() for word in words)
     name = f'{beginning}{name}{end}'
     return f[name[0].lower() + name[1:]]
-
-
-def _choose_math(code: str, tensor_core: str) -> int:
-    """See [arithmetic]."""
-    if tensor_core not in _TENSOR_CORES:
-        raise ValueError(
-            f'tensor_core is {tensor_core!r}; it is one of "auto", "always", "never"'
-        )
-    if code == 'e' and tensor_core != 'never':
-        return c.CUDNN_TENSOR_OP_MATH
-    if code == 'f' and not may_use_tf32():
-        return c.CUDNN_FMA_MATH
-    return c.CUDNN_DEFAULT_MATH
-
-
-def may_use_tf32() -> bool:
-    """Whether CuPy multiplies float32 as TF32."""
-    from cupy._core import get_compute_type
-
-    return bool(get_compute_type('f') == _TF32)
 
 
 @functools.lru_cache(4096)
@@ -301,7 +254,12 @@ def _prepare(asked: _Asked, measured: bool) -> _Convolution:
         algorithm,
     )  # fmt: skip
     return _Convolution(
-        (first, second), output, convolution, algorithm, max(nbytes, needed_bytes)
+        _find_function(asked.operation),
+        (first, second),
+        output,
+        convolution,
+        algorithm,
+        max(nbytes, needed_bytes),
     )
 
 
@@ -331,13 +289,12 @@ def create_convolution_descriptor(
     use_tensor_core: bool = False,
     groups: int = 1,
 ) -> Descriptor:
-    """Of a convolution, by CuPy's name."""
-    math = _choose_math(dtype.char, 'always' if use_tensor_core else 'never')
+    """Describes a convolution."""
+    kind = get_data_type(dtype)
     if dilation is None:
         dilation = (1,) * len(pad)
-    return _new_descriptor(
-        get_data_type(dtype), pad, stride, dilation, groups, math, mode
-    )
+    math = choose_math(kind, use_tensor_core)
+    return _new_descriptor(kind, pad, stride, dilation, groups, math, mode)
 
 
 def _new_descriptor(
@@ -350,10 +307,10 @@ def _new_descriptor(
     mode: int = c.CUDNN_CROSS_CORRELATION,
 ) -> Descriptor:
     result = make('Convolution')
-    kind = c.CUDNN_DATA_FLOAT if kind == c.CUDNN_DATA_HALF else kind
     f['setConvolutionNdDescriptor'](
-        result.value, len(pad), ints(pad), ints(stride), ints(dilation), mode, kind
-    )
+        result.value, len(pad), ints(pad), ints(stride), ints(dilation), mode,
+        sum_kind(kind),
+    )  # fmt: skip
     f['setConvolutionGroupCount'](result.value, groups)
     f['setConvolutionMathType'](result.value, math)
     return result

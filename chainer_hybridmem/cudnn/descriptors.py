@@ -52,7 +52,7 @@ class Descriptor:
 
 
 class _Handles(threading.local):
-    """Of a thread, since two must not use one at a time: one for each GPU."""
+    """Keeps a handle for each GPU, of one thread: two must not use one at a time."""
 
     def __init__(self) -> None:
         self.of_device: dict[int, Descriptor] = {}
@@ -120,9 +120,30 @@ def ints(values: Sequence[int]) -> Any:
 
 @functools.lru_cache(_KEPT)
 def tensor(kind: int, shape: tuple[int, ...]) -> Descriptor:
-    """Of an array in C order; of at least three dimensions, as cuDNN has no fewer."""
+    """Describes an array in C order; cuDNN takes no fewer than three dimensions."""
     shape += (1,) * (3 - len(shape))
-    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return _new_tensor(
+        kind, shape, [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    )
+
+
+def flattened(array: Any) -> Descriptor:
+    """Describes elements of which only the batch matters, not the place in it."""
+    batch = array.shape[0] if array.ndim else 1
+    return tensor(get_data_type(array.dtype), (batch, array.size // batch, 1, 1))
+
+
+@functools.lru_cache(_KEPT)
+def images(kind: int, shape: tuple[int, ...], layout: int) -> Descriptor:
+    """Describes a batch of images or volumes; NHWC is the order in memory."""
+    if len(shape) != 4 or layout == c.CUDNN_TENSOR_NCHW:
+        return tensor(kind, shape)
+    _, height, width, channels = shape
+    strides = (height * width * channels, 1, width * channels, channels)
+    return _new_tensor(kind, _channels_first(shape), strides)
+
+
+def _new_tensor(kind: int, shape: Sequence[int], strides: Sequence[int]) -> Descriptor:
     result = make('Tensor')
     f['setTensorNdDescriptor'](
         result.value, kind, len(shape), ints(shape), ints(strides)
@@ -130,50 +151,26 @@ def tensor(kind: int, shape: tuple[int, ...]) -> Descriptor:
     return result
 
 
-def flattened(array: Any) -> Descriptor:
-    """Of elements that have no place but their batch's."""
-    batch = array.shape[0] if array.ndim else 1
-    return tensor(get_data_type(array.dtype), (batch, array.size // batch, 1, 1))
-
-
-@functools.lru_cache(_KEPT)
-def images(kind: int, shape: tuple[int, ...], layout: int) -> Descriptor:
-    """Of a batch of images or volumes, which a layout of NHWC has in that order."""
-    if len(shape) != 4 or layout == c.CUDNN_TENSOR_NCHW:
-        return tensor(kind, shape)
-    ints((math.prod(shape[1:]), *shape))  # none is too large
-    result = make('Tensor')
-    f['setTensor4dDescriptor'](
-        result.value, layout, kind, *channels_first(shape, layout)
-    )
-    return result
-
-
 @functools.lru_cache(_KEPT)
 def filters(kind: int, shape: tuple[int, ...], layout: int) -> Descriptor:
-    """Of the weights of a convolution."""
+    """Describes the weights of a convolution."""
     result = make('Filter')
-    if len(shape) == 4:
-        f['setFilter4dDescriptor'](
-            result.value, kind, layout, *channels_first(shape, layout)
-        )
-    else:
-        f['setFilterNdDescriptor'](result.value, kind, layout, len(shape), ints(shape))
+    if len(shape) == 4 and layout == c.CUDNN_TENSOR_NHWC:
+        shape = _channels_first(shape)
+    f['setFilterNdDescriptor'](result.value, kind, layout, len(shape), ints(shape))
     return result
 
 
-def channels_first(shape: tuple[int, ...], layout: int) -> tuple[int, ...]:
-    """The shape in the order NCHW."""
-    if layout == c.CUDNN_TENSOR_NHWC:
-        return (shape[0], shape[3], shape[1], shape[2])
-    return shape
+def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Puts the shape of something NHWC into the order NCHW."""
+    return (shape[0], shape[3], shape[1], shape[2])
 
 
 @functools.lru_cache(_KEPT)
 def pooling(
     mode: int, ksize: tuple[int, ...], stride: tuple[int, ...], pad: tuple[int, ...]
 ) -> Descriptor:
-    """Of a pooling."""
+    """Describes a pooling."""
     result = make('Pooling')
     f['setPoolingNdDescriptor'](
         result.value, mode, c.CUDNN_NOT_PROPAGATE_NAN, len(ksize), ints(ksize),
@@ -184,7 +181,7 @@ def pooling(
 
 @functools.lru_cache(_KEPT)
 def activation(mode: int, coefficient: float) -> Descriptor:
-    """Of an activation."""
+    """Describes an activation."""
     result = make('Activation')
     f['setActivationDescriptor'](
         result.value, mode, c.CUDNN_NOT_PROPAGATE_NAN, coefficient
@@ -194,13 +191,13 @@ def activation(mode: int, coefficient: float) -> Descriptor:
 
 # -- by CuPy's names -----------------------------------------------------------------
 def create_tensor_descriptor(arr: Any, format: int = c.CUDNN_TENSOR_NCHW) -> Descriptor:
-    """Of an array in C order."""
+    """Describes an array in C order."""
     _check_order(arr)
     return images(get_data_type(arr.dtype), arr.shape, format)
 
 
 def create_tensor_nd_descriptor(arr: Any) -> Descriptor:
-    """Of an array in C order; of an empty one, none."""
+    """Describes an array in C order; an empty one by NULL."""
     if arr.size == 0:
         return Descriptor(0, None)
     _check_order(arr)
@@ -213,7 +210,7 @@ def create_uninitialized_tensor_descriptor() -> Descriptor:
 
 
 def create_filter_descriptor(arr: Any, format: int = c.CUDNN_TENSOR_NCHW) -> Descriptor:
-    """Of the weights of a convolution."""
+    """Describes the weights of a convolution."""
     _check_order(arr)
     return filters(get_data_type(arr.dtype), arr.shape, format)
 
@@ -221,14 +218,14 @@ def create_filter_descriptor(arr: Any, format: int = c.CUDNN_TENSOR_NCHW) -> Des
 def create_pooling_descriptor(
     ksize: Sequence[int], stride: Sequence[int], pad: Sequence[int], mode: int
 ) -> Descriptor:
-    """Of a pooling."""
+    """Describes a pooling."""
     return pooling(mode, tuple(ksize), tuple(stride), tuple(pad))
 
 
 def create_activation_descriptor(
     mode: int, nan_prop_mode: int = c.CUDNN_PROPAGATE_NAN, coef: float = 0.0
 ) -> Descriptor:
-    """Of an activation."""
+    """Describes an activation."""
     result = make('Activation')
     f['setActivationDescriptor'](result.value, mode, nan_prop_mode, coef)
     return result
@@ -237,7 +234,7 @@ def create_activation_descriptor(
 def create_spatial_transformer_descriptor(
     sampler_type: int, dtype: Any, nb_dims: int, dim_A: int
 ) -> Descriptor:
-    """Of a spatial transformer; ``dim_A`` is the address of its dimensions."""
+    """Describes a spatial transformer; ``dim_A`` is the address of its dimensions."""
     result = make('SpatialTransformer')
     f['setSpatialTransformerNdDescriptor'](
         result.value, sampler_type, get_data_type(dtype), nb_dims, dim_A

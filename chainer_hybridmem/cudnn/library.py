@@ -51,9 +51,12 @@ def find() -> ctypes.CDLL | str:
     package = f'nvidia-cudnn-cu{major}'
     with contextlib.suppress(OSError):
         loaded = ctypes.CDLL(NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        return _accept(loaded, NAME, major) or (
+        other = _made_for(loaded)
+        if other in (None, major):
+            return loaded
+        return (
             f'CuPy uses CUDA {major}, and this process has loaded a cuDNN for CUDA '
-            f'{_made_for(loaded)} before.'
+            f'{other} before.'
         )
     problems = []
     for path, made_for in _candidates():
@@ -62,23 +65,20 @@ def find() -> ctypes.CDLL | str:
             problems.append(f'{path} is made for CUDA {others}')
             continue
         try:
-            _find_parts(path)
+            _check_parts(path)
             library = ctypes.CDLL(path)
         except OSError as error:
             if os.path.exists(path):
                 problems.append(str(error))
             continue
-        if accepted := _accept(library, path, major):
-            return accepted
-        problems.append(f'{path} is made for CUDA {_made_for(library)}')
+        other = _made_for(library)
+        if other in (None, major):
+            return library
+        problems.append(f'{path} is made for CUDA {other}')
         break  # see [one in a process]
     if problems:
         return f'CuPy uses CUDA {major}; {"; ".join(problems)}: install {package}.'
     return f'{NAME} was not found: install {package}.'
-
-
-def _accept(library: ctypes.CDLL, path: str, major: int) -> ctypes.CDLL | None:
-    return library if _made_for(library) in (None, major) else None
 
 
 def _find_problem_of_cupy() -> str | None:
@@ -108,7 +108,8 @@ def _made_for(library: ctypes.CDLL) -> int | None:
     return int(function()) // 1000 or None
 
 
-def _find_parts(path: str) -> None:
+def _check_parts(path: str) -> None:
+    """Fails where a library would end the process; see [one in a process]."""
     folder = os.path.dirname(path)
     if not folder:
         ctypes.CDLL(_PARTS[0])  # of which the others are beside it

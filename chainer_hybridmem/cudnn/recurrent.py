@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainer_hybridmem.cudnn import constants as c
-from chainer_hybridmem.cudnn.convolutions import may_use_tf32
+from chainer_hybridmem.cudnn.arithmetic import choose_math, sum_kind
 from chainer_hybridmem.cudnn.descriptors import (
     Descriptor,
     contiguous,
@@ -38,7 +38,7 @@ _ITEM_BYTES = {c.CUDNN_DATA_HALF: 2, c.CUDNN_DATA_FLOAT: 4, c.CUDNN_DATA_DOUBLE:
 def create_dropout_descriptor(
     handle: int, dropout: float, states: int, state_size_in_bytes: int, seed: int
 ) -> Descriptor:
-    """Of a dropout; its states, at an address, are made those of a seed."""
+    """Describes a dropout; a seed makes its states, which lie at an address."""
     result = make('Dropout')
     f['setDropoutDescriptor'](
         result.value, handle, dropout, states, state_size_in_bytes, seed
@@ -113,14 +113,14 @@ class DropoutStates:
 
 # -- recurrent networks --------------------------------------------------------------
 class RNNDescriptor(Descriptor):
-    """Of a recurrent network; see [the older form].
+    """Describes a recurrent network; see [the older form].
 
     Attributes:
-        directions (int): 1 or 2.
-        units (int): In each of them.
+        units (int): In each direction.
+        layers (int): Of the network.
     """
 
-    __slots__ = ('_set_for', '_settings', 'directions', 'layers', 'units')
+    __slots__ = ('_set_for', '_settings', 'layers', 'units')
 
     def __init__(
         self,
@@ -135,9 +135,7 @@ class RNNDescriptor(Descriptor):
     ) -> None:
         super().__init__(0, f['destroyRNNDescriptor'])
         self.value = f['createRNNDescriptor']()
-        self.units, self.layers, self.directions = hidden_size, num_layers, 1
-        if direction == c.CUDNN_BIDIRECTIONAL:
-            self.directions = 2
+        self.units, self.layers = hidden_size, num_layers
         self._set_for: int | None = None
         # The descriptor of dropout must live as long as this one.
         self._settings = (
@@ -150,14 +148,10 @@ class RNNDescriptor(Descriptor):
         if self._set_for == input_size:
             return self.value
         algorithm, mode, direction, input_mode, kind, dropout = self._settings
-        half = kind == c.CUDNN_DATA_HALF
-        arithmetic = c.CUDNN_TENSOR_OP_MATH if half else c.CUDNN_DEFAULT_MATH
-        if kind == c.CUDNN_DATA_FLOAT and not may_use_tf32():
-            arithmetic = c.CUDNN_FMA_MATH
         f['setRNNDescriptor_v8'](
             self.value, algorithm, mode, c.CUDNN_RNN_DOUBLE_BIAS, direction,
-            input_mode, kind, c.CUDNN_DATA_FLOAT if half else kind, arithmetic,
-            input_size, self.units, self.units, self.layers, dropout.value, 0,
+            input_mode, kind, sum_kind(kind), choose_math(kind), input_size,
+            self.units, self.units, self.layers, dropout.value, 0,
         )  # fmt: skip
         self._set_for = input_size
         return self.value
@@ -176,7 +170,7 @@ def create_rnn_descriptor(
     data_type: int,
     algo: int | None = None,
 ) -> RNNDescriptor:
-    """Of a recurrent network."""
+    """Describes a recurrent network."""
     algorithm = c.CUDNN_RNN_ALGO_STANDARD if algo is None else algo
     return RNNDescriptor(
         hidden_size, num_layers, dropout_desc, input_mode, direction, mode, data_type,
@@ -190,30 +184,14 @@ def getRNNParamsSize(handle: int, rnn_desc: int, x_desc: int, data_type: int) ->
     return int(f['getRNNWeightSpaceSize'](handle, _known[rnn_desc].set(sizes[1])))
 
 
-def get_rnn_lin_layer_matrix_params(
-    handle: int,
-    rnn_desc: RNNDescriptor,
-    layer: int,
-    x_desc: Descriptor,
-    w_desc: Descriptor,
-    w: Any,
-    lin_layer_id: int,
-) -> Any:
-    """The part of ``w`` with one matrix, flat."""
-    return _find_part(handle, rnn_desc, layer, x_desc, w, lin_layer_id)[0]
+def get_rnn_lin_layer_matrix_params(*args: Any) -> Any:
+    """The part of ``w`` with one matrix, flat; arguments are those of `_find_part`."""
+    return _find_part(*args)[0]
 
 
-def get_rnn_lin_layer_bias_params(
-    handle: int,
-    rnn_desc: RNNDescriptor,
-    layer: int,
-    x_desc: Descriptor,
-    w_desc: Descriptor,
-    w: Any,
-    lin_layer_id: int,
-) -> Any:
-    """The part of ``w`` with one bias."""
-    return _find_part(handle, rnn_desc, layer, x_desc, w, lin_layer_id)[1]
+def get_rnn_lin_layer_bias_params(*args: Any) -> Any:
+    """The part of ``w`` with one bias; arguments are those of `_find_part`."""
+    return _find_part(*args)[1]
 
 
 def _find_part(
@@ -221,6 +199,7 @@ def _find_part(
     rnn_desc: RNNDescriptor,
     layer: int,
     x_desc: Descriptor,
+    w_desc: Descriptor,
     w: Any,
     number: int,
 ) -> list[Any]:
@@ -298,55 +277,28 @@ def _describe_sequences(
     return result
 
 
-def rnn_forward_inference(
-    states: DropoutStates,
-    direction_mode: int,
-    rnn_mode: int,
-    hx: Any,
-    cx: Any,
-    w: Any,
-    xs: Any,
-    lengths: Sequence[int],
-) -> tuple[Any, Any, Any]:
+def rnn_forward_inference(*args: Any) -> tuple[Any, ...]:
     """As :func:`rnn_forward_training`, without what backward needs."""
-    _, *results = _forward(
-        c.CUDNN_FWD_MODE_INFERENCE, states, direction_mode, rnn_mode, hx, cx, w, xs,
-        lengths,
-    )  # fmt: skip
-    hy, cy, ys = results
-    return hy, cy, ys
+    return _forward(c.CUDNN_FWD_MODE_INFERENCE, *args)[1:]
 
 
-def rnn_forward_training(
-    states: DropoutStates,
-    direction_mode: int,
-    rnn_mode: int,
-    hx: Any,
-    cx: Any,
-    w: Any,
-    xs: Any,
-    lengths: Sequence[int],
-) -> tuple[Any, Any, Any, Any]:
+def rnn_forward_training(*args: Any) -> tuple[Any, ...]:
     """Runs a recurrent network.
 
     Args:
-        states: Of the dropout between layers, with its ratio set.
-        direction_mode: ``CUDNN_UNIDIRECTIONAL`` or ``CUDNN_BIDIRECTIONAL``.
-        rnn_mode: ``CUDNN_LSTM``, ``CUDNN_GRU``, ``CUDNN_RNN_...``.
-        hx: (layers x directions, batch, units) in float16, float32 or float64.
-        cx: The same for an LSTM, else None.
-        w: All weights and biases, flat.
-        xs: (rows of all steps, inputs).
-        lengths: How many sequences go on at each step.
+        args: The states of the dropout between layers, with its ratio set.
+            ``CUDNN_UNIDIRECTIONAL`` or ``CUDNN_BIDIRECTIONAL``.
+            ``CUDNN_LSTM``, ``CUDNN_GRU`` or ``CUDNN_RNN_...``.
+            hx (layers x directions, batch, units) in float16, float32 or float64, and
+            cx, the same for an LSTM, else None.
+            w, all weights and biases, flat.
+            xs (rows of all steps, inputs), and how many sequences go on at each step.
 
     Returns:
         Memory for backward, the states ``hy`` and ``cy``, and the outputs (rows of all
         steps, directions x units).
     """
-    return _forward(
-        c.CUDNN_FWD_MODE_TRAINING, states, direction_mode, rnn_mode, hx, cx, w, xs,
-        lengths,
-    )  # fmt: skip
+    return _forward(c.CUDNN_FWD_MODE_TRAINING, *args)
 
 
 def _forward(
@@ -359,7 +311,7 @@ def _forward(
     w: Any,
     xs: Any,
     lengths: Sequence[int],
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, ...]:
     import cupy
 
     hx, w, xs = contiguous(hx), contiguous(w), contiguous(xs)

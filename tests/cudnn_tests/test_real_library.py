@@ -19,6 +19,7 @@ import chainer_hybridmem  # noqa: F401  before chainer, which it makes importabl
 from chainer.utils import conv
 
 from chainer_hybridmem.cudnn import (
+    arithmetic,
     constants,
     convolutions,
     descriptors,
@@ -37,8 +38,7 @@ def package(monkeypatch):
     folder = pathlib.Path(PACKAGE) / 'nvidia/cudnn'
     library = ctypes.CDLL(str(folder / 'lib/libcudnn.so.9'))
     monkeypatch.setattr(functions, 'load', lambda: library)
-    for module in (convolutions, recurrent):  # which ask CuPy
-        monkeypatch.setattr(module, 'may_use_tf32', lambda: False)
+    monkeypatch.setattr(arithmetic, 'may_use_tf32', lambda: False)  # it asks CuPy
     functions.check_names.cache_clear()
     yield folder
     functions.check_names.cache_clear()
@@ -177,6 +177,20 @@ def test_drawn_poolings_have_the_shapes_of_chainer(package):
 def test_sizes_that_no_int_holds_are_refused(package, shape, layout):
     with pytest.raises(OverflowError, match='up to 2,147,483,647'):
         descriptors.images(FLOAT, shape, layout)
+
+
+def test_channels_last_are_what_the_library_has_for_them(package):
+    theirs = descriptors.make('Tensor')
+    functions.FUNCTIONS['setTensor4dDescriptor'](
+        theirs.value, constants.CUDNN_TENSOR_NHWC, FLOAT, 2, 3, 5, 6
+    )
+    ours = descriptors.images(FLOAT, (2, 5, 6, 3), constants.CUDNN_TENSOR_NHWC)
+    found = []
+    for descriptor in (theirs, ours):
+        sizes, strides = (ctypes.c_int * 4)(), (ctypes.c_int * 4)()
+        read = functions.FUNCTIONS['getTensorNdDescriptor']
+        found.append((read(descriptor.value, 4, sizes, strides), *sizes, *strides))
+    assert found[0] == found[1]
 
 
 def test_other_descriptors_are_accepted(package):

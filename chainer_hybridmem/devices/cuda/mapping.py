@@ -210,9 +210,8 @@ class MappedMemory:
             return self._map(first, end)
 
     def _map(self, first: int, end: int) -> bool:
-        lacking_bytes = self._find_room(
-            self._mapped.count(0, first, end) * self.granule_bytes
-        )
+        granule = self.granule_bytes
+        lacking_bytes = self._find_room(self._mapped.count(0, first, end) * granule)
         if lacking_bytes:
             self._refused_bytes = max(self._refused_bytes, lacking_bytes)
             return False
@@ -220,10 +219,7 @@ class MappedMemory:
             behind = self._mapped.find(1, begin, end)
             first = min(end if behind < 0 else behind, begin + self._most)
             count = first - begin
-            address, nbytes = (
-                self.ptr + begin * self.granule_bytes,
-                count * self.granule_bytes,
-            )
+            address, nbytes = self.ptr + begin * granule, count * granule
             if not self._mapper.map(address, nbytes):
                 return False
             self._pieces[begin] = count
@@ -263,10 +259,8 @@ class MappedMemory:
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Gives a piece back; the GPU must not use it any more."""
-        first, count = (
-            (address - self.ptr) // self.granule_bytes,
-            nbytes // self.granule_bytes,
-        )
+        granule = self.granule_bytes
+        first, count = (address - self.ptr) // granule, nbytes // granule
         with self._lock:
             self._mapped[first : first + count] = bytes(count)
             del self._pieces[first]

@@ -34,8 +34,8 @@ WATCHED, FROM_POOL, WHOLE, GIVEN, BLOCKS = range(SELF + 8, SELF + 48, 8)
 RECOUNT = BLOCKS + 8  # whether others may have left room, which Python looks for first
 SMALL = RECOUNT + 8  # places to cut blocks from
 # Words of a place: its slab and that as an object of Python; from how many holes on it
-# gets a successor; what says whether there is memory behind each granule, by a byte
-# (0: there is), and the bytes of a granule.
+# gets a successor; a byte for each granule (0: there is no memory behind it), and the
+# bytes of a granule.
 PLACE_SLAB, PLACE_OBJECT, PLACE_CROWDED, PLACE_MAPPED, PLACE_GRANULE = range(0, 40, 8)
 PLACE_BYTES = 40
 LARGE, ARENA = SMALL + PLACE_BYTES, SMALL + 2 * PLACE_BYTES
