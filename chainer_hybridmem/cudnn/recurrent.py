@@ -131,12 +131,13 @@ class RNNDescriptor(Descriptor):
         direction: int,
         mode: int,
         data_type: int,
-        algorithm: int,
+        algo: int | None = None,
     ) -> None:
         super().__init__(0, f['destroyRNNDescriptor'])
         self.value = f['createRNNDescriptor']()
         self.units, self.layers = hidden_size, num_layers
         self._set_for: int | None = None
+        algorithm = c.CUDNN_RNN_ALGO_STANDARD if algo is None else algo
         # The descriptor of dropout must live as long as this one.
         self._settings = (
             algorithm, mode, direction, input_mode, data_type, dropout_desc
@@ -160,22 +161,7 @@ class RNNDescriptor(Descriptor):
 _known: weakref.WeakValueDictionary[int, RNNDescriptor] = weakref.WeakValueDictionary()
 
 
-def create_rnn_descriptor(
-    hidden_size: int,
-    num_layers: int,
-    dropout_desc: Descriptor,
-    input_mode: int,
-    direction: int,
-    mode: int,
-    data_type: int,
-    algo: int | None = None,
-) -> RNNDescriptor:
-    """Describes a recurrent network."""
-    algorithm = c.CUDNN_RNN_ALGO_STANDARD if algo is None else algo
-    return RNNDescriptor(
-        hidden_size, num_layers, dropout_desc, input_mode, direction, mode, data_type,
-        algorithm,
-    )  # fmt: skip
+create_rnn_descriptor = RNNDescriptor
 
 
 def getRNNParamsSize(handle: int, rnn_desc: int, x_desc: int, data_type: int) -> int:

@@ -426,7 +426,7 @@ class Follower:
 
     def _describe_verified(self) -> str:
         if not self._verdicts:
-            return 'nothing was verified: train for longer, until an iteration follows a plan'
+            return 'nothing was verified: train until an iteration follows a plan'
         iterations, maps, replays = (
             sum(getattr(one, name) for one in self._verdicts)
             for name in ('iterations', 'maps', 'replays')
