@@ -252,12 +252,13 @@ int cudnnDropoutBackward(void* h, Dropout* d, Tensor* gyt, const void* gy, Tenso
 
 // ---- spatial transformer: bilinear, nothing outside ----------------------------------------
 DESCRIPTOR(SpatialTransformerDescriptor, Sampler)
-int cudnnSetSpatialTransformerNdDescriptor(Sampler* s, int type, int, int dims, const int* shape) {
-    REFUSE_IF(type != 0 || dims != 4, NOT_SUPPORTED);
+int cudnnSetSpatialTransformerNdDescriptor(Sampler* s, int sampler, int type, int dims, const int* shape) {
+    REFUSE_IF(sampler != 0 || dims != 4, NOT_SUPPORTED);
     *s = {type, {shape, shape + dims}};
     return SUCCESS;
 }
 int cudnnSpatialTfGridGeneratorForward(void* h, Sampler* s, const void* theta, void* grid) {
+    REFUSE_IF(s->type != FLOAT, NOT_SUPPORTED);
     launch(h, [=, shape = s->shape] {
         int batch = shape[0], height = shape[2], width = shape[3];
         auto *from = (const float*)theta;
@@ -273,6 +274,7 @@ int cudnnSpatialTfGridGeneratorForward(void* h, Sampler* s, const void* theta, v
     return SUCCESS;
 }
 int cudnnSpatialTfGridGeneratorBackward(void* h, Sampler* s, const void* ggrid, void* gtheta) {
+    REFUSE_IF(s->type != FLOAT, NOT_SUPPORTED);
     launch(h, [=, shape = s->shape] {
         int batch = shape[0], height = shape[2], width = shape[3];
         auto *from = (const float*)ggrid;

@@ -115,6 +115,15 @@ def test_functions_give_what_numpy_gives(name, dtype, autotune):
         np.testing.assert_allclose(a, b, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize('name', ONLY_FLOATS)
+@pytest.mark.parametrize('dtype', 'ed')
+def test_what_is_for_float32_only_is_refused(name, dtype):
+    import cupy
+
+    with pytest.raises(RuntimeError, match='NOT_SUPPORTED'):
+        compute(cupy, *FUNCTIONS[name], dtype)
+
+
 RECURRENT = [
     *(L.NStepLSTM, L.NStepBiLSTM, L.NStepGRU, L.NStepBiGRU),
     *(L.NStepRNNTanh, L.NStepRNNReLU, L.NStepBiRNNTanh, L.NStepBiRNNReLU),
