@@ -255,23 +255,31 @@ class Executor:
         if replays:
             self._restorer.replay_all(replays, table.recipes)
 
-    def before_forward(self, k: int, function: Any) -> None:
-        """Before forward operation k issues anything."""
+    def before_forward(self, k: int, function: Any) -> bool:
+        """Before forward operation k issues anything.
+
+        Returns:
+            bool: Whether it is idle: the plan does nothing to it, nor to what it leaves
+            in the graph, so that it may be noted; see [noted functions].
+        """
         self.evictor.operation += 1
-        recipes, table = self._recipes, self._table
+        recipes, table, busy = self._recipes, self._table, self._busy
         recipes.drawn = None
         is_applied_again = id(function) in self.functions.by_id
         if table is not None:
-            if recipes.prepares:
+            may_replay = recipes.replayed is None or k in recipes.replayed
+            if may_replay:
                 if is_applied_again:  # the copy has what it keeps, too
                     self._restorer.bring_back_read_by(function)
                 recipes.prepare(k, function)
             if k in table.acting or self.observers.follow:
                 self._act(k, table)
-            if recipes.prepares:
+            if may_replay:
                 recipes.start_drawing()
+                busy = None
         if is_applied_again:
             self._restorer.bring_back_read_by(function)
+        return busy is not None and k not in busy and not self.observers.judge
 
     def prepare_replay(self, function: Any, recipe: Recipe) -> None:
         """Before a forward function that a replay may make again without a plan."""
@@ -377,27 +385,6 @@ class Executor:
         self._restorer.bring_back_read_by(function)
 
     # -- noted functions: see the ledger --------------------------------------
-    def is_idle(self, k: int) -> bool:
-        """Whether nothing is done to what operation k leaves in the graph."""
-        busy = self._busy
-        return (
-            busy is not None
-            and k not in busy
-            and not self.observers.judge
-            and not self._recipes.may_replay(k)
-        )
-
-    def may_note(self, k: int) -> bool:
-        """Whether operation k may be noted before it has run: no replay asks for it."""
-        return not self._recipes.prepares and self.is_idle(k)
-
-    def note_idle(self, k: int, function: Any) -> None:
-        """Notes an idle function that has run, and that a replay may ask for."""
-        known = self.functions.know(function)
-        known.note_parameters(function)
-        self._recipes.note_run(k, known)
-        self.ledger.note(k, function)
-
     def know_all(self) -> tuple[int, Any] | None:
         """All that is noted of this iteration becomes known; nothing is idle any more.
 
@@ -467,12 +454,6 @@ class Executor:
         if origin is not None and k >= 0:
             self.functions.know(function).belong_to(origin, k)
         self.complete(k, function, serial)
-
-    def pass_by(self, function: Any) -> None:
-        """Before a forward function of which nothing is to be known."""
-        self.evictor.operation += 1
-        if id(function) in self.functions.by_id:
-            self._restorer.bring_back_read_by(function)
 
     def before_unknown(self) -> None:
         """Before a backward function that is not known and misses nothing."""

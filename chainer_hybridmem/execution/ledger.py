@@ -207,15 +207,20 @@ class Ledger:
         self._forget()
 
     # -- what runs ------------------------------------------------------------
-    def note(self, k: int, function: Any) -> None:
+    def note(self, k: int, function: Any) -> Reference:
         """A function runs forward; nothing is done about what it leaves.
 
         Args:
             k: Its operation; -1 if a backward function has called it.
             function: The function.
+
+        Returns:
+            weakref.ref: To the function.
         """
         self.serial = serial = self.serial + 1
-        self.noted.append((k, serial, weakref.ref(function)))
+        reference = weakref.ref(function)
+        self.noted.append((k, serial, reference))
+        return reference
 
     def note_nested(self, function: Any) -> None:
         """A backward function calls a forward function."""
@@ -323,6 +328,19 @@ class Ledger:
     def all_dead(self) -> bool:
         """Whether none that is noted is in a graph any more."""
         return all(one() is None for _, _, one in self.noted)
+
+    def find_noted(self, function: Any) -> LiveFunction | None:
+        """A function that the iteration under way has noted, known from now on.
+
+        Returns:
+            LiveFunction or None: Its maps are not known; None if it is of no operation.
+        """
+        k = self.forwards.get(id(function), -1)
+        if k < 0 or self.origin is None:
+            return None
+        known = self.functions.know(function)
+        known.belong_to(self.origin, k)
+        return known
 
     def find_current(self) -> Any:
         """The noted function under way; None if it has died."""

@@ -52,7 +52,7 @@ import contextvars
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 from chainer_hybridmem import blas, timing
@@ -93,8 +93,8 @@ class Recipes:
         may_drop (bool): Whether maps may be dropped and made again without a plan.
 
     Attributes:
-        prepares (bool): Whether functions of this iteration may be run again.
-        recalls (bool): Whether functions that no replay was to run get recipes.
+        replayed (collection of int or None): Forward operations of this iteration that
+            may be run again; None: any.
         drawn (Hashable): What had been drawn before the forward under way, as
             :func:`.drawing.position` tells; None if it does not matter.
     """
@@ -108,7 +108,7 @@ class Recipes:
         if self._on_gpu:
             dropout_states.watch()
         self._table: ActionTable | None = None
-        self._replayed: Collection[int] | None = None  # operations; None: any
+        self.replayed: Collection[int] | None = ()
         self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
         self._count_updates: Callable[[], int] = lambda: 0
         self._beginnings: weakref.WeakKeyDictionary[Any, _Beginning] = (
@@ -120,7 +120,7 @@ class Recipes:
         self._sources: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what the plan keeps for replays, by node
-        self.prepares = self.recalls = False
+        self._recalls = False
         self.drawn: Hashable = None
 
     # -- iterations -----------------------------------------------------------
@@ -157,13 +157,10 @@ class Recipes:
     def _follow(self, table: ActionTable | None) -> None:
         self._table = table
         self._sources.clear()
-        always = self._may_drop or self._may_switch
-        self._replayed = None if table is None or always else table.replayed
-        # Replays run functions that no plan names, if these make only views.
-        self.prepares = table is not None and (
-            self._may_switch
-            or (not table.passive and (self._may_drop or bool(table.replayed)))
-        )
+        self.replayed = ()
+        if table is not None:
+            any_one = self._may_switch or (self._may_drop and not table.passive)
+            self.replayed = None if any_one else table.replayed
 
     def ask_for_updates(self, count_updates: Callable[[], int]) -> None:
         """Says what counts updates of the model's parameters."""
@@ -225,7 +222,7 @@ class Recipes:
             k: Number of the operation; nothing is copied if no replay runs it.
             function: The function.
         """
-        if not self.may_replay(k):
+        if self.replayed is not None and k not in self.replayed:
             return
         for node in function.inputs:
             array = graph.node_array(node) if node.creator_node is None else None
@@ -270,10 +267,6 @@ class Recipes:
         return self._sources.get(node)
 
     # -- questions ------------------------------------------------------------
-    def may_replay(self, k: int) -> bool:
-        """Whether forward operation k of this iteration may be run again."""
-        return self.prepares and (self._replayed is None or k in self._replayed)
-
     @property
     def all_dead(self) -> bool:
         """Whether no function of the iteration is in a graph any more."""
@@ -301,35 +294,50 @@ class Recipes:
     def find_recipe(self, function: Any) -> Recipe | None:
         """How a function runs again exactly, if it can."""
         known = self._maps.functions.find(function)
-        if known is not None and self.recalls and known.recipe is None:
-            self._recall(function, known)
+        if self._recalls and (known is None or known.recipe is None):
+            known = self._recall(function, known)
         if known is None or known.pristine is None:  # no plan was followed then
             return None
         return known.recipe if known.recipe is not None and known.recipe.exact else None
+
+    @contextlib.contextmanager
+    def recalling(self) -> Iterator[None]:
+        """Functions that no replay was to run get recipes, where they are asked for."""
+        former, self._recalls = self._recalls, True
+        try:
+            yield
+        finally:
+            self._recalls = former
 
     def _find_beginning(self, known: LiveFunction) -> _Beginning | None:
         """That of the iteration that has run a function, if it is known."""
         return None if known.origin is None else self._beginnings.get(known.origin)
 
-    def _recall(self, function: Any, known: LiveFunction) -> None:
+    def _recall(self, function: Any, known: LiveFunction | None) -> LiveFunction | None:
         """Finds the recipe of a function that no replay was to run; [once more]."""
+        if known is None:
+            known = self._maps.ledger.find_noted(function)
+        if known is None:
+            return None
         beginning = self._find_beginning(known)
         table = None if beginning is None else beginning.table
         recipe = None if table is None else table.recipes.get(known.operation)
         if beginning is None or recipe is None or known.drew:
-            return
+            return known
         if not trust.is_trusted(function):
-            return
+            return known
         covered = self._find_before(function, known.origin, recipe.covers[:-1])
         # Which updates came before it became known is not known.
         if self._count_updates() != beginning.updates and any(
             owners.updates(one.inputs) for one in (function, *covered)
         ):
-            return
+            return known
+        known.note_parameters(function)
         if known.pristine is None:
             known.keep_pristine(graph.pristine_again(function, self._is_made))
         know = self._maps.functions.know
         known.follow(recipe, [know(one) for one in covered])
+        return known
 
     def _find_before(
         self, function: Any, origin: Any, operations: Sequence[int]
@@ -363,7 +371,8 @@ class Recipes:
             list of VariableNode or None: None if it cannot run again, as with updated
             parameters, or without a minibatch that the program has let go of.
         """
-        known, recipe = self._maps.functions.find(function), self.find_recipe(function)
+        recipe = self.find_recipe(function)
+        known = self._maps.functions.find(function)
         if known is None or recipe is None:
             return None
         covered = known.find_covered()
@@ -437,15 +446,14 @@ class Restorer:
         self._mover.finish_swap_in(live)
         if live.state is State.GONE:
             self._mover.counters.count_restore()
-            former, self._recipes.recalls = self._recipes.recalls, True
             try:
-                for source in self._find_gone_sources(live):
-                    self._make_again(source)
-                    self._temporaries.clear()
-                self._make_again(live)
+                with self._recipes.recalling():
+                    for source in self._find_gone_sources(live):
+                        self._make_again(source)
+                        self._temporaries.clear()
+                    self._make_again(live)
             finally:
                 self._temporaries.clear()
-                self._recipes.recalls = former
 
     def _find_gone_sources(self, live: LiveMap) -> list[LiveMap]:
         """Gone maps that a map is made of, in the order in which they are made.
@@ -531,11 +539,12 @@ class Restorer:
         """
         products: dict[int, Array] = {}
         try:
-            for replay in replays:
-                recipe = recipes[replay.operation]
-                act = functools.partial(self._replay, replay, recipe, products)
-                act = functools.partial(self._run_unless_written, act)
-                self._observers.replay(replay.operation, act)
+            with self._recipes.recalling():  # views of what the plan keeps
+                for replay in replays:
+                    recipe = recipes[replay.operation]
+                    act = functools.partial(self._replay, replay, recipe, products)
+                    act = functools.partial(self._run_unless_written, act)
+                    self._observers.replay(replay.operation, act)
         finally:
             self._temporaries.clear()
 
@@ -649,8 +658,9 @@ class Restorer:
     # -- one function ---------------------------------------------------------
     def _run(self, function: Any) -> tuple[Any, Any]:
         """Runs a forward again; returns its outputs and the object with attributes."""
+        recipe = self._recipes.find_recipe(function)
         known = self._maps.functions.know(function)
-        before, recipe = known.pristine, self._recipes.find_recipe(function)
+        before = known.pristine
         if known.recipe is None and known.drew:
             raise SessionError(
                 f'{graph.function_name(function)} draws random numbers in this '

@@ -22,7 +22,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import chainer
@@ -89,6 +89,7 @@ class Splitter:
         tell: Called with a line for each new way.
 
     Attributes:
+        kinds (collection of type): Classes of the functions that have a rule.
         awaited (int): Identity of the function whose forward comes next; 0 if it has
             no rule.
         place (tuple of int): Operation under way, and how many of its functions with a
@@ -101,7 +102,9 @@ class Splitter:
         self, device: Device, splitting: Splitting, tell: Callable[[str], None]
     ) -> None:
         self._device = device
-        self._kinds = rules.GPU_KINDS if device.kind == 'cuda' else rules.KINDS
+        self.kinds: Collection[type] = ()
+        if splitting:
+            self.kinds = rules.GPU_KINDS if device.kind == 'cuda' else rules.KINDS
         self._splitting = splitting
         self._tell = tell
         self._known: dict[Place, Way] = {}
@@ -173,16 +176,15 @@ class Splitter:
         self._find_label = find_label
 
     def prepare(self, function: Any) -> None:
-        """To be called right before a function's forward.
+        """To be called right before the forward of a function of one of these kinds.
 
         What is expected to fit then runs as ever, but for one ``try``: functions may be
         small, and most fit.
         """
-        if self._splitting and type(function) in self._kinds:
-            self.awaited = id(function)  # no reference: its graph may die
-            k, index = self.place
-            self.place = k, index + 1
-            self._awaited_place = k, index, type(function).__name__
+        self.awaited = id(function)  # no reference: its graph may die
+        k, index = self.place
+        self.place = k, index + 1
+        self._awaited_place = k, index, type(function).__name__
 
     def run_awaited(
         self, function: Any, inputs: tuple[Array, ...], plain: Forward

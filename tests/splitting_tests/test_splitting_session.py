@@ -242,10 +242,13 @@ def test_more_and_more_parts_and_then_at_once(splitter, monkeypatch):
 
 def test_what_draws_on_a_gpu_is_not_tried():
     splitter = Splitter(types.SimpleNamespace(kind='cuda'), True, lambda line: None)
-    splitter.prepare(dropout.Dropout(0.5))
-    assert not splitter.awaited
-    splitter.prepare(function := sigmoid.Sigmoid())
-    assert splitter.awaited == id(function)
+    assert dropout.Dropout not in splitter.kinds
+    assert sigmoid.Sigmoid in splitter.kinds
+
+
+def test_nothing_is_tried_without_splitting():
+    splitter = Splitter(types.SimpleNamespace(kind='cpu'), False, lambda line: None)
+    assert not splitter.kinds
 
 
 def test_a_failed_dropout_has_drawn_nothing_and_has_no_mask(splitter, monkeypatch):

@@ -65,7 +65,9 @@ def function_of(owner: Any) -> Any:
 
 def function_name(function: Any) -> str:
     """Name of the function's class, also for old-style functions."""
-    return type(target(function)).__name__
+    if isinstance(function, FunctionAdapter):  # as target(), in one call
+        function = function._function or function
+    return type(function).__name__
 
 
 def known_functions() -> set[str]:

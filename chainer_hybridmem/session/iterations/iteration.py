@@ -15,9 +15,7 @@ from chainer_hybridmem.session.guides.operation_key import (
     find_fingerprint,
 )
 
-# In place of the number of a forward operation that is to complete.
-NESTED = -1  # a backward function has called it
-NOTED = -2  # nothing is left to be done
+NESTED = -1  # for the number of a forward operation that a backward function has called
 
 
 class Following:
@@ -78,8 +76,10 @@ class Iteration:
             loop, [quiet iterations].
         position (int): Operations that have begun.
         named (tuple of str): The last one: a path and its name, or what is said of it.
-        last (tuple or None): Number and weak reference of a forward function that may
-            not be complete yet.
+        last (tuple or None): Number and weak reference of a forward function that
+            completes at the next hook.
+        noted (weak reference or None): To the function that was noted last instead: of
+            those, nothing is to be known.
         depth (int): Backward functions under way.
         backward_seen (bool): Whether one has begun.
         short (bool): Whether an allocation has not fitted at once.
@@ -120,6 +120,7 @@ class Iteration:
         'labels',
         'last',
         'named',
+        'noted',
         'older_bytes',
         'older_waits',
         'plain_bytes',
@@ -136,6 +137,7 @@ class Iteration:
         self.position = 0
         self.named = '', 'no operation yet'
         self.last: tuple[int, weakref.ref[Any]] | None = None
+        self.noted: weakref.ref[Any] | None = None
         self.depth = 0
         self.backward_seen = False
         self.short = self.wary = False
@@ -214,11 +216,6 @@ class Iteration:
             self._end_seconds, self._end_spent = timing.now(), timing.spent()
 
     @property
-    def is_in_forward(self) -> bool:
-        """Whether it is under way, and no backward has begun."""
-        return self.started and not self.backward_seen
-
-    @property
     def is_complete(self) -> bool:
         """Whether it has come through forward and backward."""
         return self.started and self.backward_seen and not self.depth
@@ -273,13 +270,8 @@ class Iteration:
         return path + name
 
     def wait_for(self, k: int, function: Any) -> None:
-        """Forward operation k, or NESTED, completes at the next hook; NOTED has."""
+        """Forward operation k, or NESTED, completes at the next hook."""
         self.last = k, weakref.ref(function)
-
-    @property
-    def awaits_nothing(self) -> bool:
-        """Whether no forward function is to complete at the next hook."""
-        return self.last is None or self.last[0] == NOTED
 
     def find_fingerprint(self) -> int:
         """Fingerprint of the forward functions of one that has ended."""

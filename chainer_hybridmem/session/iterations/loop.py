@@ -49,7 +49,6 @@ from chainer_hybridmem.session.guides.operation_key import (
 )
 from chainer_hybridmem.session.iterations.iteration import (
     NESTED,
-    NOTED,
     Following,
     Iteration,
 )
@@ -200,27 +199,29 @@ class Loop(chainer.FunctionHook):
         if not with_graph:  # it leaves nothing, as most in a backward function
             if not own.get('train', shared['train']):
                 iteration.note_evaluation(self._device.clock.asynchronous)
-            self._splitter.prepare(function)
+            if type(function) in self._splitter.kinds:
+                self._splitter.prepare(function)
             if function.inputs is not None and not iteration.quiet:
                 self._executor.restore_maps(function)  # it is applied once more
             return
         if iteration.depth and graph.backward_runs():
             self._start_nested(iteration, function)
             return
-        if iteration.quiet and iteration.is_in_forward:
+        goes_on = iteration.started and not iteration.backward_seen
+        if goes_on and iteration.quiet:
             self._start_quiet_forward(iteration, function, in_data)
             return
-        if self._is_broken_off(iteration):
+        if (goes_on or iteration.depth) and self._is_broken_off(iteration):
             self._break_off(iteration)
+            goes_on = False
         if self._instruments.active:
             self._instruments.enter()
         if iteration.last is not None:
             self._complete_last(iteration, iteration.last)
-        starts = not iteration.is_in_forward
-        if starts:
+        if not goes_on:
             own_code.look_anew()
         key = make_forward_key(function, in_data)
-        if starts:
+        if not goes_on:
             self._end(iteration)
             iteration = self.iteration = Iteration()
             self._begin(iteration, key)
@@ -247,11 +248,10 @@ class Loop(chainer.FunctionHook):
         if self._rules.active:
             self._rules.note(function, iteration.label, k)
         executor, recorder = self._executor, self._instruments.recorder
-        executor.before_forward(k, function)
+        is_idle = executor.before_forward(k, function)
         self._ledger.forwards[id(function)] = k
-        if recorder is None and executor.may_note(k):
-            self._ledger.note(k, function)
-            iteration.wait_for(NOTED, function)
+        if is_idle and recorder is None:
+            iteration.noted = self._ledger.note(k, function)
         else:
             executor.functions.know(function).belong_to(iteration, k)
             iteration.wait_for(k, function)
@@ -262,7 +262,7 @@ class Loop(chainer.FunctionHook):
             recorder.forward_starts(iteration.label, function, specs, in_data)
         if self._replays.active:
             self._replays.prepare(function, in_data, self._splitter)
-        else:
+        elif type(function) in self._splitter.kinds:
             self._splitter.prepare(function)
         if self._instruments.active:
             self._instruments.leave(starts_operation=True)
@@ -281,7 +281,8 @@ class Loop(chainer.FunctionHook):
                 self._complete_last(iteration, iteration.last)
             self._ledger.forwards.pop(id(function), None)
             iteration.wait_for(NESTED, function)
-        self._splitter.prepare(function)
+        if type(function) in self._splitter.kinds:
+            self._splitter.prepare(function)
 
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
@@ -290,11 +291,8 @@ class Loop(chainer.FunctionHook):
             if self._replays.active:
                 self._executor.after_forward(function)
             return
-        if (
-            iteration.depth
-            or iteration.last is None
-            or iteration.last[1]() is not function
-        ):
+        last = iteration.last
+        if last is None or iteration.depth or last[1]() is not function:
             return
         self._executor.after_forward(function)
         recorder = self._instruments.recorder
@@ -320,7 +318,9 @@ class Loop(chainer.FunctionHook):
         k = iteration.start_backward()
         if self._replays.watching:
             self._replays.start_backward()
-        forward = self._find_forward(iteration, function)
+        forward = self._ledger.forwards.get(id(function), -1)
+        if forward < 0:
+            forward = self._find_other_forward(iteration, function)
         iteration.named = 'backward of ', graph.function_name(function)
         self._start_operation(iteration, k, make_backward_key(forward, function))
         self._executor.before_backward(k, function)
@@ -355,7 +355,9 @@ class Loop(chainer.FunctionHook):
         if not iteration.following.fits(k, key):
             self._redirect(iteration, k)
         self._splitter.place = k, 0
-        self._instruments.start_operation(k)
+        instruments = self._instruments
+        if instruments.placing or instruments.log is not None:
+            instruments.start_operation(k)
 
     def _complete_last(
         self, iteration: Iteration, last: tuple[int, weakref.ref[Any]]
@@ -363,15 +365,10 @@ class Loop(chainer.FunctionHook):
         """Chainer sets retained arrays after a function's hooks have run."""
         iteration.last = None
         k, reference = last
-        if k == NOTED:
-            return
         function = reference()
         if graph.is_unfinished(function):
             return
         recorder = self._instruments.recorder
-        if recorder is None and k >= 0 and self._executor.is_idle(k):
-            self._executor.note_idle(k, function)
-            return
         self._executor.complete(k, function)
         if recorder is not None and k >= 0:
             recorder.forward_complete(k, function)
@@ -388,17 +385,17 @@ class Loop(chainer.FunctionHook):
         before = iteration.fingerprint
         if before is not None:
             iteration.fingerprint = extend_fingerprint(before, function, in_data)
-        if iteration.wary:
-            self._executor.pass_by(function)
         k = iteration.position
         iteration.position = k + 1
+        if iteration.wary:
+            self._executor.before_forward(k, function)
         self._ledger.note(k, function)
         if self._rules.active:
             self._rules.note(function, self._find_label(), k)
         self._splitter.place = k, 0
         if self._replays.active:
             self._replays.prepare(function, in_data, self._splitter)
-        else:
+        elif type(function) in self._splitter.kinds:
             self._splitter.prepare(function)
         if not k % GUARDED:
             graph.add_local_hook(function, self._guard)
@@ -419,7 +416,8 @@ class Loop(chainer.FunctionHook):
                     return
                 self._begin_to_know(iteration)
                 executor.know(k, function)
-            self._find_forward(iteration, function)
+            if id(function) not in self._ledger.forwards:
+                self._find_other_forward(iteration, function)
             executor.before_backward(k, function)
 
     def _end_quiet_backward(self, iteration: Iteration, function: Any) -> None:
@@ -600,10 +598,16 @@ class Loop(chainer.FunctionHook):
         """
         if not iteration.started or iteration.depth:
             return iteration.depth > 0
-        if iteration.backward_seen or iteration.last is None:
-            return not iteration.backward_seen
-        k, reference = iteration.last
-        if k == NESTED or not graph.is_unfinished(reference()):
+        if iteration.backward_seen:
+            return False
+        reference = iteration.noted
+        if iteration.last is not None:
+            k, reference = iteration.last
+            if k == NESTED:
+                return False
+        if reference is None:
+            return True
+        if not graph.is_unfinished(reference()):
             return False
         clear_handled()
         return self._executor.graph_is_dead
@@ -643,16 +647,16 @@ class Loop(chainer.FunctionHook):
             iteration.end()
 
     # -- older graphs: [asked for later] ---------------------------------------
-    def _find_forward(self, iteration: Iteration, function: Any) -> int:
-        """The forward operation of a backward function; -1 if it is none of these.
+    def _find_other_forward(self, iteration: Iteration, function: Any) -> int:
+        """The forward operation of a backward function that the ledger does not have.
 
         Args:
             iteration: The one under way.
             function: Its backward is about to run.
+
+        Returns:
+            int: -1 if it is none of this iteration.
         """
-        operation = self._ledger.forwards.get(id(function), -1)
-        if operation >= 0:
-            return operation
         known = self._executor.functions.find(function)
         if known is None or known.origin is None:
             return -1
@@ -726,9 +730,12 @@ class Loop(chainer.FunctionHook):
             self._executor.know_older(self._ledger.older)
             self._splitter.place = iteration.position - 1, 0
         noted = self._executor.know_all()
-        if noted is not None and iteration.awaits_nothing:
+        if noted is not None and iteration.last is None:
             k, function = noted
-            iteration.wait_for(k if graph.is_unfinished(function) else NOTED, function)
+            if graph.is_unfinished(function):
+                iteration.wait_for(k, function)
+            else:
+                iteration.noted = weakref.ref(function)
 
     def _begin_to_know(self, iteration: Iteration) -> None:
         """Functions become known: what never leaves is none of their maps."""

@@ -264,7 +264,8 @@ class ReplayTrials:
             splitter: Prepares it, too.
         """
         attach = self._prepare(function, in_data)
-        splitter.prepare(function)
+        if type(function) in splitter.kinds:
+            splitter.prepare(function)
         if attach is not None:
             attach()
 
