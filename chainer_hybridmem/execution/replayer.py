@@ -3,7 +3,9 @@
 Note: [bounded replays]
     A replay finds its inputs in the graph or among what the same chain has
     made; it recomputes on its own only if a plan has gone wrong. So a
-    residual network never costs more than the plan says.
+    residual network never costs more than the plan says. Where it reads a view of what
+    the plan keeps, the function that makes the view runs again, too: no plan names
+    that, so its recipe is found as in [once more].
 
 Note: [iterations that change]
     Recipes stay known with the function they belong to: what a plan has dropped is

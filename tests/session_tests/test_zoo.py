@@ -14,9 +14,11 @@ import chainer
 import chainer_hybridmem
 from chainer_hybridmem import planners
 from chainer_hybridmem.errors import InfeasibleError, OptionError
+from chainer_hybridmem.recompute import drawing
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.simulation import make_problem
 
+HOST, GPU = '@numpy', '@cupy:0'
 ITERATIONS = 3  # under each planner
 OPTIONS = {  # it is execution that is tried here, not the search
     'exact': {'time_budget': 0.2},
@@ -31,19 +33,26 @@ PLANNERS = [name for name in planners.PLANNERS if name != 'in-core']
 class Training:
     """One iteration after the other, from a fixed seed."""
 
-    def __init__(self, network: zoo.Network) -> None:
+    def __init__(self, network: zoo.Network, device: str) -> None:
         np.random.seed(0)
         self.network = network
+        self.device = chainer.get_device(device)
         self.model = network.make()
+        self.model.to_device(self.device)
+        if device != HOST:
+            drawing.seed_gpu(0)
+            self.device.use()
         self.optimizer = chainer.optimizers.Adam().setup(self.model)
         self.data = np.random.RandomState(1)
         self.losses: list[float] = []
 
     def step(self) -> str:
         """Trains once; a digest of everything that must be equal."""
-        loss = self.model(*self.network.batch(self.data))
-        self.model.cleargrads()
-        loss.backward()
+        batch = map(self.device.send, self.network.batch(self.data))
+        with chainer.using_config('cudnn_deterministic', True):
+            loss = self.model(*batch)
+            self.model.cleargrads()
+            loss.backward()
         self.losses.append(float(loss.array))
         del loss
         self.optimizer.update()
@@ -53,9 +62,9 @@ class Training:
         return digest.hexdigest()
 
 
-def middle_limit(network: zoo.Network) -> int:
+def middle_limit(network: zoo.Network, device: str) -> int:
     """Between what single operations need and what plain Chainer needs."""
-    training = Training(network)
+    training = Training(network, device)
     with chainer_hybridmem.optimize(
         training.model, '1GB', planner='in-core'
     ) as session:
@@ -66,14 +75,16 @@ def middle_limit(network: zoo.Network) -> int:
     return least + (most - least) // 2
 
 
+@pytest.mark.parametrize('device', [HOST, pytest.param(GPU, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize('name', list(zoo.NETWORKS))
-def test_every_planner_gives_the_same_bits(name):
+def test_every_planner_gives_the_same_bits(name, device):
     network = zoo.NETWORKS[name]
-    limit = middle_limit(network)
-    training = Training(network)
+    limit = middle_limit(network, device)
+    training = Training(network, device)
     steps: list[tuple[str, str]] = []  # planner and digest
+    link = {'link_bandwidth': '1GB/s'} if device == HOST else {}
     with chainer_hybridmem.optimize(
-        training.model, limit, planner='swap-all', link_bandwidth='1GB/s'
+        training.model, limit, planner='swap-all', **link
     ) as session:
         while session.profile is None:
             steps.append(('no plan yet', training.step()))
@@ -89,7 +100,7 @@ def test_every_planner_gives_the_same_bits(name):
             figures = session.statistics()
             assert figures['deviations'] == figures['restores'] == 0, planner
             assert figures['peak_bytes'] <= limit, planner
-    plain = Training(network)  # they share NumPy's generator: one after the other
+    plain = Training(network, device)  # they share generators: one after the other
     for planner, digest in steps:
         assert plain.step() == digest, planner
     assert len({planner for planner, _ in steps}) > len(PLANNERS) // 2

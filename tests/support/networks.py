@@ -239,7 +239,10 @@ def outcome(model: chainer.Chain, losses: list[float]) -> dict[str, Any]:
         result[name + '.grad'] = parameter.grad
     for name, link in model.namedlinks():
         for persistent in link._persistent:
-            result[f'{name}.{persistent}'] = np.asarray(getattr(link, persistent))
+            value = getattr(link, persistent)
+            if isinstance(value, chainer.backends.cuda.ndarray):
+                value = chainer.backends.cuda.to_cpu(value)
+            result[f'{name}.{persistent}'] = np.asarray(value)
     result['random'] = np.random.get_state()[1]
     return result
 
