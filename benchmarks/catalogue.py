@@ -254,11 +254,6 @@ BENCHMARKS = (
         "Chainer's source",
     ),
     Benchmark(
-        'programs.online_choice',
-        'swap or recompute without a plan, over links of any speed',
-        ('programs_online_choice.json',),
-    ),
-    Benchmark(
         'upstream.run',
         "Chainer's own tests with every feature map leaving",
         (

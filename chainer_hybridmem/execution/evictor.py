@@ -6,10 +6,9 @@ Note: [passive mode]
     graphs come before those of younger ones. What a live Variable holds cannot go, and
     what turns out to be held otherwise is put back at once. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
-    as memory is free, and is the first to go again. What costs less to
-    make again than to copy is dropped (cheap_replays). Rules are obeyed as far as
-    memory allows: maps that are to be kept, or not to be swapped, leave when nothing
-    else is left; maps that are not to be recomputed are copied.
+    as memory is free, and is the first to go again. Rules are obeyed as far as memory
+    allows: maps that are to be kept, or not to be swapped, leave when nothing else is
+    left; maps that are not to be recomputed are copied.
 
 Note: [garbage]
     Reference cycles keep arrays alive until Python collects them: those of the
@@ -297,7 +296,7 @@ class Evictor:
         mover (Mover): Moves them.
         restorer (Restorer): Tells which can be made again.
         prefetcher (Prefetcher): Is told what does not come back yet.
-        cheap (CheapReplays): Tells which need not be copied.
+        cheap (CheapReplays): Tells which can be made again.
         rules (PassiveRules): Tell which leave last, and which are never dropped.
 
     Attributes:
@@ -450,8 +449,7 @@ class Evictor:
             if wanted_bytes <= 0 or live.state is not State.RESIDENT:
                 return
             try:
-                if not self._may_drop(live) or not self._cheap.is_cheaper(live):
-                    self._mover.start_swap_out(live)
+                self._mover.start_swap_out(live)
             except SwapStoreError:
                 return
             wanted_bytes -= live.nbytes
@@ -461,12 +459,9 @@ class Evictor:
         if live.state is State.COMING:
             self._mover.finish_swap_in(live)
             self._prefetcher.put_off(live)
-        if self._may_drop(live) and self._cheap.is_cheaper(live):
-            self._mover.drop(live, checked=True)
-        else:
-            self._mover.put_away(live)
-            if self._lacks_room(live) and self._cheap.can_make(live):
-                self._mover.drop(live)
+        self._mover.put_away(live)
+        if self._lacks_room(live) and self._cheap.can_make(live):
+            self._mover.drop(live)
         if live.return_if_held():
             self._found_held.add(live)
         elif live.state is State.RESIDENT:

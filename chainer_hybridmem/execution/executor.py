@@ -23,7 +23,7 @@ from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.mover import Counters, Mover, Observers
 from chainer_hybridmem.execution.replayer import Asked, Recipes, Restorer
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Recipe, Slot
+from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Slot
 from chainer_hybridmem.records.rules import Rules
 
 
@@ -42,7 +42,7 @@ class Executor:
         ledger (Ledger): Its functions.
         functions (LiveFunctions): Those of them that are known.
         crossing (Crossing): Parameters and optimizer states that leave.
-        cheap (CheapReplays): Tells what is recomputed without a plan.
+        cheap (CheapReplays): Tells what may be dropped without a plan.
         evictor (Evictor): Makes room without a plan.
         observers (Observers): Are told what happens.
     """
@@ -67,7 +67,7 @@ class Executor:
         )
         self.crossing = Crossing(device, maps, self._restorer)
         self._prefetcher = Prefetcher(device, maps, self._mover)
-        self.cheap = CheapReplays(device, maps, self._restorer)
+        self.cheap = CheapReplays(maps, self._restorer)
         self.evictor = Evictor(
             device,
             maps,
@@ -272,10 +272,6 @@ class Executor:
                 recipes.start_drawing()
         if is_applied_again:
             self._restorer.bring_back_read_by(function)
-
-    def prepare_replay(self, function: Any, recipe: Recipe) -> None:
-        """Before a forward function that a replay may make again without a plan."""
-        self._recipes.prepare_without_plan(function, recipe)
 
     def after_forward(self, function: Any) -> None:
         """After a forward function has computed."""

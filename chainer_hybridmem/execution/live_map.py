@@ -368,12 +368,8 @@ class LiveMap:
             self._arrived(self.host.memory)
             raise
 
-    def drop(self, checked: bool = False) -> None:
-        """Frees the device memory, unless the program may have changed the contents.
-
-        Args:
-            checked: Whether a replay must make the same, whatever reads it.
-        """
+    def drop(self) -> None:
+        """Frees the device memory, unless the program may have changed the contents."""
         if self.state is State.LEAVING:
             self.release()
         elif self.state is State.COMING:
@@ -386,7 +382,7 @@ class LiveMap:
             self._leave(State.AWAY)
         elif not self.held_by_program:
             self.prints.forget_digests()
-            if self.uses or checked:
+            if self.uses:
                 self.prints.take_before_drop()  # fingerprints, [checked replays]
             self._leave(State.GONE)
 

@@ -55,7 +55,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
-from chainer_hybridmem import blas, timing
+from chainer_hybridmem import blas
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.errors import HostFullError, SessionError
@@ -186,13 +186,6 @@ class Recipes:
             covered = [self._running.get(other) for other in recipe.covers[:-1]]
             known.follow(recipe, covered)
             known.forget_drawing_recipe()
-
-    def prepare_without_plan(self, function: Any, recipe: Recipe) -> None:
-        """Before a forward function: keeps it as it is, with a recipe of its own."""
-        known = self._maps.functions.know(function)
-        known.keep_pristine(graph.pristine(function))
-        known.follow(recipe, ())
-        self.start_drawing()
 
     def start_drawing(self) -> None:
         """The forward begins: what is drawn from here on, it draws."""
@@ -634,11 +627,8 @@ class Restorer:
             f'BLAS within a forward. Write into a copy, or use a planner that only '
             f'swaps, such as swap-opt.'
         )
-        start, final = timing.now(), live.prints.final
-        same = live.refill(self._device.arrays.root(array), message)
-        checks = 2 * (timing.now() - start)  # one when it was dropped
-        self._mover.counters.time_replay(checks, 0.0)
-        if same:
+        final = live.prints.final
+        if live.refill(self._device.arrays.root(array), message):
             return
         if self._recipes.has_sources:
             live.refuse(final)
@@ -673,20 +663,15 @@ class Restorer:
         self, functions: list[Any], before: graph.Pristine, recipe: Recipe
     ) -> tuple[Any, Any]:
         """Runs what a replay covers; returns as :meth:`_run`."""
-        function, counters = functions[-1], self._mover.counters
+        function = functions[-1]
         if recipe.covers:
             return fused_replays.run(functions, self._find_input, recipe.formula)
         inputs = tuple(self._find_input(node) for node in function.inputs)
         self._restore_attributes(function, recipe.attributes)
-        lost_before, start = counters.lost_seconds, timing.now()
         with self._recipes.guard_replay(function):
-            result = graph.replay(
+            return graph.replay(
                 before, function, recipe.attributes, inputs, self._device
             )
-        seconds = timing.now() - start
-        waited = counters.lost_seconds - lost_before  # for others to leave
-        counters.time_replay(seconds - waited, recipe.seconds)
-        return result
 
     def _refuse_updated(self, function: Any) -> None:
         """See [later iterations]."""

@@ -45,7 +45,6 @@ from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.observation import Detail, InstrumentSelector
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.overrun import Needs, Overrun
-from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.planning.planning import HostShare, Planning
 from chainer_hybridmem.session.report import (
@@ -174,7 +173,6 @@ class Session:
             observation,
             learning,
             self._overrun,
-            ReplayTrials(runtime, arrays, links),
             ThreadGuard(self._thread),
         )
 

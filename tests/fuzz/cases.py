@@ -222,7 +222,6 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'timing_runs': rng.choice((1, 2, 3)),
         'copies': rng.choice(('threads', 0.0, 0.0, 0.3, 0.3, 0.7, 1.0)),
         'clock': rng.randrange(1 << 30),
-        'recomputes_at_once': rng.random() < 0.7,  # where no planner is named
         'rules': _rules(rng),
     }
 
