@@ -207,7 +207,7 @@ class Mover:
         planned (PlannedMaps): Finds the maps of a plan; keeps host copies for later
             iterations.
         may_be_needed (callable): Tells whether a backward that has not run yet may read
-            a map, or what can only be made again of it.
+            a map.
         observers (Observers): Are told.
 
     Attributes:
@@ -324,10 +324,9 @@ class Mover:
 
         The iteration may go on otherwise than the one that was recorded, and ask for
         the gradient of an input, say. What is not made again stays for that, as long as
-        it is in the graph of a function that backward can run, and for what has been
-        dropped beside the plan and is made again of it. Another backward may run over
-        the graph as long as it lives: what no replay makes again is copied out for that
-        (replayer, [once more]).
+        it is in the graph of a function that backward can run. Another backward may run
+        over the graph as long as it lives: what no replay makes again is copied out for
+        that (replayer, [once more]).
         """
         if live.outlives:  # replayer, [later iterations]
             self.put_away(live)

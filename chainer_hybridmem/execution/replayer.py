@@ -58,7 +58,7 @@ from typing import Any
 from chainer_hybridmem import blas
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device
-from chainer_hybridmem.errors import HostFullError, SessionError
+from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.ledger import LiveFunction
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
@@ -90,7 +90,6 @@ class Recipes:
     Args:
         device (Device): Where the feature maps are.
         maps (LiveMaps): Knows the functions, and what never leaves.
-        may_drop (bool): Whether maps may be dropped and made again without a plan.
 
     Attributes:
         prepares (bool): Whether functions of this iteration may be run again.
@@ -99,10 +98,9 @@ class Recipes:
             :func:`.drawing.position` tells; None if it does not matter.
     """
 
-    def __init__(self, device: Device, maps: LiveMaps, may_drop: bool) -> None:
+    def __init__(self, device: Device, maps: LiveMaps) -> None:
         self._device = device
         self._maps = maps
-        self._may_drop = may_drop
         self._may_switch = False
         self._on_gpu = device.kind == 'cuda'
         if self._on_gpu:
@@ -134,7 +132,7 @@ class Recipes:
         self._may_switch = may_switch
         self._running = {}
         self._follow(table)
-        if table is not None or self._may_drop:
+        if table is not None:
             origin, updates = self._maps.ledger.origin, self._count_updates()
             threads = () if self._on_gpu else blas.count_threads()
             self._beginnings[origin] = _Beginning(table, updates, threads)
@@ -157,12 +155,13 @@ class Recipes:
     def _follow(self, table: ActionTable | None) -> None:
         self._table = table
         self._sources.clear()
-        always = self._may_drop or self._may_switch
-        self._replayed = None if table is None or always else table.replayed
+        if table is None or self._may_switch:
+            self._replayed = None
+        else:
+            self._replayed = table.replayed
         # Replays run functions that no plan names, if these make only views.
         self.prepares = table is not None and (
-            self._may_switch
-            or (not table.passive and (self._may_drop or bool(table.replayed)))
+            self._may_switch or (not table.passive and bool(table.replayed))
         )
 
     def ask_for_updates(self, count_updates: Callable[[], int]) -> None:
@@ -346,41 +345,27 @@ class Recipes:
             return False
         return arrays.allocation_id(value) not in self._maps.permanent
 
-    def find_sources(self, function: Any) -> list[Any] | None:
-        """The nodes that a replay reads.
+    def find_sources(self, function: Any) -> list[Any]:
+        """The nodes that a replay reads; none if the function cannot run again.
 
         Args:
             function: It runs again.
-
-        Returns:
-            list of VariableNode or None: None if it cannot run again, as with updated
-            parameters, or without a minibatch that the program has let go of.
         """
         known, recipe = self._maps.functions.find(function), self.find_recipe(function)
         if known is None or recipe is None:
-            return None
+            return []
         covered = known.find_covered()
         sources = []
         for other in (*covered, function):
             left = other is None or other.inputs is None
             if left or self._maps.functions.is_updated(other):
-                return None
+                return []
             sources += [
                 node
                 for node in other.inputs
                 if not any(node.creator_node is before for before in covered)
             ]
-        return sources if all(map(self._is_in_reach, sources)) else None
-
-    def _is_in_reach(self, node: Any) -> bool:
-        """Whether its array is there, or a function makes it."""
-        return (
-            node.creator_node is not None
-            or owners.is_parameter(node)  # which may be away, and stays there
-            or graph.node_array(node) is not None
-            or self._maps.knows(node)
-            or node in self._leaves
-        )
+        return sources
 
 
 Asked = Callable[[Any, list[Slot]], None]
@@ -412,7 +397,6 @@ class Restorer:
         self._recipes = recipes
         self._asked: Asked | None = None
         self._temporaries: dict[Any, Array] = {}  # what a chain has made, by node
-        self._updating = False
 
     def tell_asked(self, asked: Asked) -> None:
         """Says which slots of a function the program reads while they are away."""
@@ -449,7 +433,7 @@ class Restorer:
         waiting = [self.find_maker(live)]
         seen = {id(function) for function in waiting}
         for function in waiting:  # grows
-            for node in self._recipes.find_sources(function) or ():
+            for node in self._recipes.find_sources(function):
                 source = self._maps.find_of_node(node)
                 if source is None and graph.node_array(node) is None:
                     maker = node.creator_node
@@ -498,21 +482,6 @@ class Restorer:
             if function is not None:
                 return function
         return None
-
-    def find_sources(self, function: Any) -> list[Any] | None:
-        """The nodes that a replay reads; None if the function cannot run again."""
-        return self._recipes.find_sources(function)
-
-    def make_before_update(self, live: LiveMap) -> None:
-        """Makes a dropped map again: parameters are just about to be updated.
-
-        Chainer has counted the first of these updates already.
-        """
-        self._updating = True
-        try:
-            self.bring_back(live)
-        finally:
-            self._updating = False
 
     # -- replays of the plan --------------------------------------------------
     def replay_all(self, replays: list[Replay], recipes: dict[int, Recipe]) -> None:
@@ -584,17 +553,7 @@ class Restorer:
     def _make_again(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
         live.host.refuse_lost()
-        try:
-            self._run_unless_written(functools.partial(self._make_by_any, live))
-        except SessionError as error:
-            if live.host.had_room:
-                raise
-            raise HostFullError(
-                f'{live.nbytes} bytes of a feature map are asked for once more. They '
-                f'were let go of after backward had read them, because neither '
-                f'memory_limit nor host_limit had room for them, and they cannot be '
-                f'made again. Raise one of the two.'
-            ) from error
+        self._run_unless_written(functools.partial(self._make_by_any, live))
 
     def _make_by_any(self, live: LiveMap) -> None:
         for reference in live.slots:
@@ -675,7 +634,7 @@ class Restorer:
 
     def _refuse_updated(self, function: Any) -> None:
         """See [later iterations]."""
-        if self._maps.functions.is_updated(function) and not self._updating:
+        if self._maps.functions.is_updated(function):
             raise SessionError(
                 f'Parameters of {graph.function_name(function)} have been updated '
                 f'since its forward, and a backward asks for a feature map that was to '
