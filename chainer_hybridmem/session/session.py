@@ -26,7 +26,7 @@ from chainer_hybridmem.errors import (
     in_flags,
 )
 from chainer_hybridmem.execution.verifier import Followed, Verdict
-from chainer_hybridmem.interrupts import begin_whole, end_abandoned, ends_whole
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
@@ -185,7 +185,6 @@ class Session:
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
-        end_abandoned()
         self._thread.check_not_ended()
         other = active_session()
         if other is not None and other.gives_way is not None:
@@ -236,7 +235,7 @@ class Session:
         if self._cache is not None:
             self._cache.save(guide)
 
-    @ends_whole
+    @held_back
     def __exit__(
         self,
         kind: type[BaseException] | None = None,
