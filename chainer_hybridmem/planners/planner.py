@@ -27,8 +27,6 @@ class Planner:
         options (Mapping): What checks the values of its options, by name. The options
             are the parameters of ``function`` after the first two; those without an
             entry take any value.
-        improvable (bool): Whether annealing may go on from its plans beside training:
-            they let backward begin while swap-outs are still under way.
         feeds_back (bool): Whether late swap-ins begin earlier in later iterations,
             unless the user says otherwise.
         acts_always (bool): Whether maps leave also where everything fits.
@@ -44,7 +42,6 @@ class Planner:
     function: PlannerFunction
     source: str = ''
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
-    improvable: bool = False
     feeds_back: bool = False
     acts_always: bool = False
     quick: bool = False

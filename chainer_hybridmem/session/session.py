@@ -146,9 +146,9 @@ class Session:
         guidebook = self._guidebook = GuideBook(not options.plans_anyway)
         self._cache = open_cache(runtime)
         planning = Planning(runtime, self.observe_problem, self._keep)
-        self._planning, search = planning, planning.search
+        self._planning = planning
         observation = InstrumentSelector(
-            runtime, arrays, guidebook, history, search, self.detail
+            runtime, arrays, guidebook, history, self.detail
         )
         self._explainer = OutOfMemoryExplainer(model, runtime, arrays, observation)
         self._overrun = Overrun(runtime, arrays, observation, self._explainer)
@@ -252,7 +252,6 @@ class Session:
         self._forget()
         self._thread.end()
         try:
-            self._planning.search.stop()
             if self._runtime.ranks is not None:
                 self._runtime.ranks.close()
             message = self._explain(error)

@@ -214,7 +214,6 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'arena': rng.random() < 0.5,
         'feedback': rng.choice((None, None, True, False)),
         'cross_iteration': rng.choice((False, False, 'states', 'all')),
-        'improve': planner == 'hybrid' and rng.random() < 0.05,
         'file': rng.random() < 0.2,
         'link_bandwidth': rng.choice((None, None, None, 3e7, 1e9)),
         'speed': 10 ** rng.uniform(5, 10),

@@ -509,7 +509,6 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
         swap_dir=folder if options['file'] else None,
         link_bandwidth=options['link_bandwidth'],
         host_limit=host_limit,
-        improve=options['improve'],
         arena=options['arena'],
         feedback=options['feedback'],
         cross_iteration=options['cross_iteration'],

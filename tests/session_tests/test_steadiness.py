@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 
@@ -11,7 +10,6 @@ from support import networks, virtual
 from support.virtual import Machine
 
 from chainer_hybridmem.devices.host.device import HostOffsets
-from chainer_hybridmem.planners import make_plan
 from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.session.guides.guide import (
     LONGEST_REST,
@@ -109,56 +107,6 @@ def test_swap_ins_that_are_always_late(any_arena, data, monkeypatch):
     watched = Watched(data, **OPTIONS['feedback'])
     assert len(watched.changes) > 2
     watched.check()
-
-
-class Restless:
-    """In place of a search in the background: finds another plan at every look."""
-
-    def __init__(self, problem, limit_bytes, plan):
-        self.problem = problem
-        self.running = True
-        self.looks = 0
-        self._plans = [
-            make_plan(problem, limit_bytes, name)
-            for name in ('swap-all', 'swap-all-unscheduled')
-        ]
-
-    def start(self):
-        pass
-
-    def close(self):
-        self.running = False
-
-    def better(self, plan):
-        self.looks += 1
-        return dataclasses.replace(self._plans[self.looks % 2], options=plan.options)
-
-
-def test_a_search_that_finds_better_plans_for_ever(
-    any_arena, data, in_core, monkeypatch
-):
-    monkeypatch.setattr(planning, 'Improvement', Restless)
-    watched = Watched(data, improve=True)
-    networks.assert_same(in_core, watched.outcome)
-    assert len(watched.changes) > 2
-    watched.check()
-
-
-def test_a_search_for_times_of_the_past_ends(any_arena, data, monkeypatch):
-    """Else no other search would begin."""
-    monkeypatch.setattr(planning, 'Improvement', Restless)
-    watched = Watched(data[:20], improve=True)
-    guide, planning_ = (
-        watched.session._loop.iteration.following.guide,
-        watched.session._planning,
-    )
-    former = guide.problem
-    planning_.adopt(guide)
-    assert [i.problem for i in planning_.search.improvements] == [former]
-    planning_.follow(guide, dataclasses.replace(former), guide.plan)
-    assert not planning_.search.improvements
-    planning_.adopt(guide)
-    assert [i.problem for i in planning_.search.improvements] == [guide.problem]
 
 
 # -- what an arena waits for ---------------------------------------------------

@@ -256,8 +256,6 @@ class Learning:
             outside_limit(planning.lay_out, guide)
         elif guide.arena.missing_bytes:
             outside_limit(planning.find_place, guide)
-        if self._options.improve and guide.timed:
-            outside_limit(planning.adopt, guide)
         if lateness is not None and guide.plan is followed:
             self._device.clock.synchronize()
             outside_limit(planning.move_late, guide, lateness)

@@ -17,7 +17,6 @@ from chainer_hybridmem.planners import (
     check_name,
     check_options,
     find_planner,
-    improvable_names,
     options_of,
 )
 from chainer_hybridmem.records.rules import check_rules, moves_maps, pairs_of
@@ -37,7 +36,7 @@ _NOT_OF_PLANS = frozenset(  # options with which the same plan is right
         *('memory_limit', 'host_limit'),  # their bytes count
         *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
         'shared_link',  # the device tells whether there is one; its name is arbitrary
-        *('progress', 'improve', 'feedback', 'cache_dir', 'verify', 'keep_graph'),
+        *('progress', 'feedback', 'cache_dir', 'verify', 'keep_graph'),
         'communicator',  # its ranks count
     }
 )
@@ -67,9 +66,6 @@ class Options:
             share, such as ``'bus0'``. All that give the same name and
             ``link_bandwidth`` together copy no more than that; None for an own link.
         progress: Whether to tell what the session does, or the file to tell.
-        improve: Whether planner ``hybrid`` goes on searching in a thread of low
-            priority. Give it where a core is idle, as with a GPU; where training
-            uses all of them, it takes time from it.
         arena: Whether guided iterations allocate at places laid out beforehand, so
             that nothing is lost to fragmentation; see docs/internals/memory.md.
         feedback: Whether swap-ins that were late begin earlier in later iterations,
@@ -124,7 +120,6 @@ class Options:
     swap_dir: str | None = None
     link_bandwidth: Any = None  # float, once it is checked, as the other one
     progress: Any = False  # bool or file
-    improve: bool = False
     arena: bool = True
     feedback: bool | None = None
     cross_iteration: CrossIteration = False
@@ -144,7 +139,7 @@ class Options:
         rules = self.checked_rules = check_rules(self.rules)
         self.rules = pairs_of(rules)
         self.plans_anyway = named or bool(
-            self.cross_iteration or self.improve or any(map(moves_maps, rules))
+            self.cross_iteration or any(map(moves_maps, rules))
         )
         if self.planner is None:
             default = {'tolerance': SESSION_TOLERANCE}
@@ -152,11 +147,6 @@ class Options:
         else:
             self.plan_with(self.planner, self.planner_options)
         self._check_switches()
-        if self.improve and not find_planner(self.planner).improvable:
-            raise OptionError(
-                f'improve needs planner {" or ".join(map(repr, improvable_names()))}; '
-                f'the planner is {self.planner!r}.'
-            )
         crossing_of(self.cross_iteration)
         check_splitting(self.splitting)
         self.verified_iterations = iterations_of(self.verify)
