@@ -222,11 +222,6 @@ BENCHMARKS = (
         'rivals.forget', "Chainer's F.forget beside plans", ('rivals_forget.json',)
     ),
     Benchmark(
-        'rivals.feedback',
-        "Capuchin's feedback on a link that becomes slower",
-        ('rivals_feedback.json',),
-    ),
-    Benchmark(
         'rivals.record_profiles', 'makes the shipped profiles, with --gpu of a GPU'
     ),
     Benchmark(

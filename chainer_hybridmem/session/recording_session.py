@@ -109,7 +109,7 @@ class RecordingSession(SteppingSession):
 
 def recording_options(limit_bytes: int, **others: Any) -> Options:
     """What such a session is told: it plans at once, and nothing is done for speed."""
-    return Options(limit_bytes, PLANNER, arena=False, feedback=False, **others)
+    return Options(limit_bytes, PLANNER, arena=False, **others)
 
 
 def count_kinds(problems: Sequence[Problem], peak_bytes: int) -> list[Kind]:

@@ -212,7 +212,6 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'replan': [other, other_options],
         'share': share,
         'arena': rng.random() < 0.5,
-        'feedback': rng.choice((None, None, True, False)),
         'cross_iteration': rng.choice((False, False, 'states', 'all')),
         'file': rng.random() < 0.2,
         'link_bandwidth': rng.choice((None, None, None, 3e7, 1e9)),

@@ -510,7 +510,6 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
         link_bandwidth=options['link_bandwidth'],
         host_limit=host_limit,
         arena=options['arena'],
-        feedback=options['feedback'],
         cross_iteration=options['cross_iteration'],
         rules=options.get('rules'),
         keep_graph=any(step.kind == 'cycle' for step in run.case.steps),

@@ -736,7 +736,7 @@ def test_a_session_that_records_is_told_all_but_what_follows_a_plan():
     """An option that is new has to be in one of both."""
     follows = {
         'memory_limit', 'planner', 'planner_options', 'device', 'arena',
-        'feedback', 'cache_dir', 'verify', 'communicator', 'keep_graph',
+        'cache_dir', 'verify', 'communicator', 'keep_graph',
     }  # fmt: skip
     names = {field.name for field in dataclasses.fields(Options)}
     assert names == follows | set(RECORDED_WITH)

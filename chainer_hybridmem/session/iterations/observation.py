@@ -127,8 +127,6 @@ class InstrumentSelector:
             instruments.trace()
         elif free and guide.wants_times:
             instruments.time()
-        elif free and guide.timed and self._options.feeds_back:
-            instruments.find_late()
         if self._options.arena:
             self._use_arena(guide, may_log and instruments.tracer is None)
 

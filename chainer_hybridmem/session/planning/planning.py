@@ -1,8 +1,7 @@
 """Makes the plans of a session's guides, and other ones as more becomes known.
 
-A plan is made from a profile, again from the times of the first guided iterations,
-again if its arena does not fit or if the program has taken more memory meanwhile;
-swap-ins that are late move earlier.
+A plan is made from a profile, again from the times of the first guided iterations, and
+again if its arena does not fit or if the program has taken more memory meanwhile.
 """
 
 from __future__ import annotations
@@ -16,15 +15,9 @@ from typing import Any
 from chainer_hybridmem.errors import InfeasibleError, OptionError, in_flags
 from chainer_hybridmem.planners import DEFAULT
 from chainer_hybridmem.planners.make import price_rules
-from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.feedback import (
-    moved_earlier,
-    noticeable,
-    with_measured_link,
-)
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.planning.machine_plans import MachinePlans
@@ -124,7 +117,6 @@ class HostShare:
             self._planning.reserve(guide)
 
 
-FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 LONG_SECONDS = 3.0  # that a program waits without being told why
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
@@ -295,48 +287,6 @@ class Planning:
                 return plan
         guide.arena.restore(before)  # the plan that changed it is not followed
         return None
-
-    @count_time
-    def move_late(self, guide: Guide, lateness: Lateness) -> None:
-        """Swap-ins that are late again and again begin earlier from now on.
-
-        Only now and then: see :attr:`.PlanPace.may_change`.
-        """
-        if self.node.is_followed(guide):
-            return
-        problem, plan = guide.problem, guide.plan
-        assert problem is not None and plan is not None
-        feedback = guide.pace.feedback
-        late = feedback.take(noticeable(problem, lateness.late_seconds()))
-        if not late or not guide.pace.may_change:
-            return
-        problem = with_measured_link(
-            problem,
-            plan,
-            lateness.copy_seconds('swap-out'),
-            lateness.copy_seconds('swap-in'),
-        )
-        moved = self._move_earlier(guide, problem, plan, late)
-        if moved is plan:
-            feedback.settle(late)
-            return
-        self._tell(f'{len(late)} swap-ins were late: they begin earlier')
-        guide.pace.count_change()
-        bound = self._lower_bound_seconds(guide, problem)
-        moved = dataclasses.replace(moved, lower_bound_seconds=bound)
-        self.node.announce(guide, problem, moved)
-        self.follow(guide, problem, moved)
-
-    def _move_earlier(
-        self, guide: Guide, problem: Problem, plan: Plan, late: dict[int, float]
-    ) -> Plan:
-        """The plan with triggers as much earlier as the arena lets them be."""
-        for share in FEEDBACK_SHARES:
-            part = {storage: share * seconds for storage, seconds in late.items()}
-            moved = moved_earlier(problem, plan, part)
-            if moved is plan or self.maker.arena_fits(guide, problem, moved):
-                return moved
-        return plan
 
     def _lower_bound_seconds(self, guide: Guide, problem: Problem) -> float:
         return lower_bound(problem, self.maker.room_bytes(guide)).seconds

@@ -16,7 +16,6 @@ from chainer_hybridmem.planners import (
     DEFAULT,
     check_name,
     check_options,
-    find_planner,
     options_of,
 )
 from chainer_hybridmem.records.rules import check_rules, moves_maps, pairs_of
@@ -28,7 +27,6 @@ from chainer_hybridmem.units import FREE, parse_bandwidth, parse_limit
 
 SESSION_TOLERANCE = 0.005  # of the bound; measured times are not more exact than that
 
-_SWITCHES = {'bool': 'True or False', 'bool | None': 'True, False or None'}  # by type
 _PLACE = '{options}'  # of the options in a docstring
 
 _NOT_OF_PLANS = frozenset(  # options with which the same plan is right
@@ -36,7 +34,7 @@ _NOT_OF_PLANS = frozenset(  # options with which the same plan is right
         *('memory_limit', 'host_limit'),  # their bytes count
         *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
         'shared_link',  # the device tells whether there is one; its name is arbitrary
-        *('progress', 'feedback', 'cache_dir', 'verify', 'keep_graph'),
+        *('progress', 'cache_dir', 'verify', 'keep_graph'),
         'communicator',  # its ranks count
     }
 )
@@ -68,8 +66,6 @@ class Options:
         progress: Whether to tell what the session does, or the file to tell.
         arena: Whether guided iterations allocate at places laid out beforehand, so
             that nothing is lost to fragmentation; see docs/internals/memory.md.
-        feedback: Whether swap-ins that were late begin earlier in later iterations,
-            as far as the plan's memory allows; None: with planner ``capuchin``.
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
             docs/guide/cross_iteration.md.
@@ -121,7 +117,6 @@ class Options:
     link_bandwidth: Any = None  # float, once it is checked, as the other one
     progress: Any = False  # bool or file
     arena: bool = True
-    feedback: bool | None = None
     cross_iteration: CrossIteration = False
     host_limit: int | str | None = None
     disk_bandwidth: Any = None
@@ -215,21 +210,13 @@ class Options:
         """Processes that train together on this machine."""
         return 1 if self.communicator is None else int(self.communicator.intra_size)
 
-    @property
-    def feeds_back(self) -> bool:
-        """Whether late swap-ins are looked for."""
-        if self.feedback is not None:
-            return self.feedback
-        return find_planner(self.planner).feeds_back
-
     def _check_switches(self) -> None:
         for field in dataclasses.fields(self):
-            needed = _SWITCHES.get(str(field.type))
             value = getattr(self, field.name)
-            if needed is None or isinstance(value, bool):
-                continue
-            if value is not None or 'None' not in needed:
-                raise OptionError(f'{field.name} is {value!r}; {needed} is needed.')
+            if str(field.type) == 'bool' and not isinstance(value, bool):
+                raise OptionError(
+                    f'{field.name} is {value!r}; True or False is needed.'
+                )
         told = self.progress
         if told not in (True, False, None) and not hasattr(told, 'write'):
             raise OptionError(
