@@ -222,11 +222,6 @@ BENCHMARKS = (
         'rivals.forget', "Chainer's F.forget beside plans", ('rivals_forget.json',)
     ),
     Benchmark(
-        'rivals.feedback',
-        "Capuchin's feedback on a link that becomes slower",
-        ('rivals_feedback.json',),
-    ),
-    Benchmark(
         'rivals.record_profiles', 'makes the shipped profiles, with --gpu of a GPU'
     ),
     Benchmark(
@@ -252,11 +247,6 @@ BENCHMARKS = (
         'what iterations cost before a plan is followed',
         ('programs_first.json',),
         "Chainer's source",
-    ),
-    Benchmark(
-        'programs.online_choice',
-        'swap or recompute without a plan, over links of any speed',
-        ('programs_online_choice.json',),
     ),
     Benchmark(
         'upstream.run',

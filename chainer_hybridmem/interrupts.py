@@ -15,35 +15,23 @@ Note: [callbacks]
     what has been dropped so in a callback of ours is raised once more in its thread,
     after the callback. What runs most often, in :mod:`.by_owner`, is no code of
     Python's.
-
-Note: [a with statement without its end]
-    Python looks for signals as it enters ``__exit__``, before a line of that has run:
-    Ctrl-C that comes then leaves the ``with`` statement, and what was begun is not
-    ended. Nothing that is written in Python can prevent that. So the frame of each
-    ``with`` statement is known while it is open, and what begins next first ends what
-    was begun in frames that are over; :func:`ends_with` does the same for what is begun
-    in another way. Anything else, as in a generator that may go on, is left alone.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
-import dis
 import functools
-import inspect
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 _LOOK_SECONDS = 0.1
 _JOIN_SECONDS = 1.0  # longer than a thread needs that has nothing to do
-# Of code whose frames may go on after they have been left.
-_MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 Function = TypeVar('Function', bound=Callable[..., Any])
 Result = TypeVar('Result')
 
@@ -248,92 +236,18 @@ def _raise_in(thread: int, error: BaseException) -> None:
 
 
 # -- contexts that begin and end as a whole -----------------------------------
-class _With(NamedTuple):
-    """A ``with`` statement that is open; see [a with statement without its end].
-
-    Attributes:
-        frame (frame): Of its function. To know it keeps nothing alive that would be
-            over: the statement mostly ends before it.
-        end (callable): ``__exit__``.
-    """
-
-    frame: FrameType
-    end: Callable[..., object]
-
-
-class _Open(threading.local):
-    """Of a thread."""
-
-    def __init__(self) -> None:
-        self.statements: dict[int, _With] = {}  # by identity of the context manager
-
-
-_open = _Open()
-
-
 def begin_whole(context: Any, begin: Callable[[], Result]) -> Result:
     """Begins a context as a whole; to be called by its ``__enter__``.
 
     Args:
-        context: Its ``__exit__`` ends what has begun, and is one of
-            :func:`ends_whole`. Ctrl-C that is held back until the context has begun
-            ends it.
+        context: Its ``__exit__``, which :func:`held_back` decorates, ends what has
+            begun, and does nothing the second time. Ctrl-C that is held back until the
+            context has begun ends it.
         begin: Has undone what it has begun if it raises.
     """
-    end_abandoned()
-    frame = sys._getframe(2)
     try:
         with HeldBack():
-            result = begin()
-            if _is_left_by_itself(frame):
-                ends_with(frame, context)
-            return result
+            return begin()
     except BaseException:
         context.__exit__(None, None, None)
         raise
-
-
-def ends_with(frame: FrameType, context: Any) -> None:
-    """Has what begins next end a context first, if a frame is over by then.
-
-    Args:
-        frame: Of a function that means to end it, and may not come to that.
-        context: Has begun, by :func:`begin_whole`.
-    """
-    _open.statements[id(context)] = _With(frame, context.__exit__)
-
-
-def ends_whole(function: Function) -> Function:
-    """Decorates the ``__exit__`` of what :func:`begin_whole` begins."""
-
-    @held_back
-    @functools.wraps(function)
-    def end(context: Any, *error: Any) -> Any:
-        _open.statements.pop(id(context), None)
-        return function(context, *error)
-
-    return cast(Function, end)
-
-
-def end_abandoned() -> None:
-    """Ends what Ctrl-C has left; see [a with statement without its end]."""
-    if not _open.statements:
-        return
-    running = set()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        running.add(frame)
-        frame = frame.f_back
-    for statement in reversed(list(_open.statements.values())):
-        if statement.frame not in running:
-            error = KeyboardInterrupt()
-            statement.end(type(error), error, None)
-
-
-def _is_left_by_itself(frame: FrameType) -> bool:
-    """Whether a ``with`` statement runs in a frame that is over once it has left it."""
-    code, at = frame.f_code, frame.f_lasti
-    if code.co_flags & _MAY_GO_ON:
-        return False
-    names = [dis.opname[op] for op in code.co_code[max(at - 2, 0) : at + 1 : 2]]
-    return names[-1] in ('BEFORE_WITH', 'SETUP_WITH') or 'LOAD_SPECIAL' in names

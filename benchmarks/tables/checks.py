@@ -144,22 +144,6 @@ def first(body: Body) -> str:
     return table(head, lines)
 
 
-def online_choice(body: Body) -> str:
-    """Returns what the choice between swap and recompute saves without a plan."""
-    head = ['link', 'same bits', 'only swaps', 'chooses', 'recomputed an iteration']
-    lines = [
-        [
-            row['link'],
-            yes(row['equal']),
-            ratio(row['swaps']),
-            ratio(row['chooses']),
-            megabytes(row['recomputed_bytes'], 1),
-        ]
-        for row in body['rows']
-    ]
-    return table(head, lines)
-
-
 def public_reports(body: Body) -> str:
     """Returns programs after public bug reports, one row for each and its limit."""
     rows = body['rows']
@@ -271,14 +255,5 @@ SECTIONS = (
         """Warm-up, profiling and planning: what twelve iterations take beyond their
         steady pace, in iterations of plain Chainer.""",
         first,
-    ),
-    Section(
-        ('programs_online_choice',),
-        'Swap or recompute without a plan',
-        """A residual network whose depth and picture size are drawn anew in each
-        iteration: no plan is ever followed. Iterations take 30 to 207 MB, 97 in the
-        middle, and get 30. Times are ratios to plain Chainer, medians of the last 24
-        iterations.""",
-        online_choice,
     ),
 )

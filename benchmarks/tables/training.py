@@ -129,33 +129,6 @@ def forget(body: Body) -> str:
     )
 
 
-def feedback(body: Body) -> str:
-    """Returns the waits of compute on a link that becomes slower."""
-    simulated = [
-        f'{seconds(run["stall_seconds"][0])} s becomes '
-        f'{seconds(run["stall_seconds"][-1])} s in {len(run["stall_seconds"]) - 1} '
-        f'iterations {"by lateness" if run["by_lateness"] else "in steps of 5 %"}'
-        for run in body['rows'][0]['simulated']
-    ]
-    head = ['feedback', 'before', 'on the slower link', 'at last']
-    head += ['operations that swap-ins moved', 'swap / recompute']
-    rows = table(
-        head,
-        [
-            [
-                'on' if row['feedback'] else 'off',
-                seconds(row['before']),
-                seconds(row['slower']),
-                seconds(row['at_last']),
-                row['operations_earlier'],
-                f'{row["swap"]} / {row["recompute"]}',
-            ]
-            for row in body['rows']
-        ],
-    )
-    return f'{rows}\n\nSimulated: {"; ".join(simulated)}.'
-
-
 def varying_lengths(body: Body) -> str:
     """Returns a language model whose lengths vary beside one of fixed length."""
     head = ['lengths', 'ms / word, plain Chainer', 'in the limit', 'guided iterations']
@@ -241,14 +214,6 @@ SECTIONS = (
         """ResNet-50, batch 8 at 112x112. `F.forget` wraps every block. The plans get
         the memory that `F.forget` needs. All variants run in turns.""",
         forget,
-    ),
-    Section(
-        ('rivals_feedback',),
-        'Late swap-ins on a link that becomes slower',
-        """ResNet-50 for 32x32, batch 4. The link loses 30 % of its bandwidth while
-        training runs. Seconds that compute waits in each iteration, medians of five
-        iterations. One run for each row; the machine is noisy.""",
-        feedback,
     ),
     Section(
         ('varying_lengths',),

@@ -365,38 +365,6 @@ def updates(nodes: Iterable[Any]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def call_before_update(rule: Any, act: Callable[[], Callable[[], None] | None]) -> None:
-    """Calls a function before an update rule changes its parameter.
-
-    A hook of the rule would be copied and pickled with it.
-
-    Args:
-        rule: The update rule.
-        act: A weak reference to the function.
-    """
-    _Hooks.call_hooks = _call_hooks
-    _before_update[rule] = act
-
-
-def stop_calling_before_update(rule: Any) -> None:
-    """Ends :func:`call_before_update`."""
-    _before_update.pop(rule, None)
-
-
-_before_update: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_Hooks = chainer.optimizer._Hookable
-_chainers_call_hooks = _Hooks.call_hooks
-
-
-def _call_hooks(hooks: Any, timing: str, args: tuple[Any, ...]) -> None:
-    """Of an update rule, whose states have been made, or of an optimizer."""
-    act = _before_update.get(args[0]) if args and timing == 'pre' else None
-    function = None if act is None else act()
-    if function is not None:
-        function()
-    _chainers_call_hooks(hooks, timing, args)
-
-
 def is_parameter(node: Any) -> bool:
     """Whether a reference of the graph is that of a parameter's own node."""
     if not isinstance(node, chainer.variable.VariableNode):

@@ -31,7 +31,7 @@ from chainer_hybridmem.devices.values import (
     Root,
     View,
 )
-from chainer_hybridmem.interrupts import begin_whole, ends_whole
+from chainer_hybridmem.interrupts import begin_whole, held_back
 
 if TYPE_CHECKING:
     from chainer_hybridmem.pools.arena import Arena
@@ -63,7 +63,7 @@ class _Counting:
     def __enter__(self) -> None:
         begin_whole(self, lambda: self._memory.install(self._reclaim))
 
-    @ends_whole
+    @held_back
     def __exit__(self, *error: object) -> None:
         self._memory.uninstall()
 

@@ -6,10 +6,9 @@ Note: [passive mode]
     graphs come before those of younger ones. What a live Variable holds cannot go, and
     what turns out to be held otherwise is put back at once. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
-    as memory is free, and is the first to go again. What costs less to
-    make again than to copy is dropped (cheap_replays). Rules are obeyed as far as
-    memory allows: maps that are to be kept, or not to be swapped, leave when nothing
-    else is left; maps that are not to be recomputed are copied.
+    as memory is free, and is the first to go again. Rules are obeyed as far as memory
+    allows: maps that are to be kept, or not to be swapped, leave when nothing else is
+    left.
 
 Note: [garbage]
     Reference cycles keep arrays alive until Python collects them: those of the
@@ -34,13 +33,12 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.protocol import Array, Device
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.mover import Mover
@@ -52,35 +50,26 @@ from chainer_hybridmem.records.rules import Rules
 MOST_REMEMBERED = 10_000  # names of functions
 
 
-class _Wish(NamedTuple):
-    """What rules say about the maps of one function.
-
-    Attributes:
-        stays (bool): Whether they leave last.
-        copied (bool): Whether they are never dropped to be made again.
-    """
-
-    stays: bool
-    copied: bool
-
-
-_NOTHING = _Wish(False, False)
-
-
 class PassiveRules:
-    """Knows what rules say about the functions of the running graph.
+    """Knows which functions of the running graph make maps that leave last.
 
     Args:
-        rules (tuple of Rule): What the user says.
+        rules (tuple of Rule): What the user says; only what keeps maps counts here.
 
     Attributes:
         active (bool): Whether there are rules to be noted.
     """
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = tuple(rule for rule in rules if rule.most_bytes is None)
-        self._by_name: dict[tuple[str, int], _Wish] = {}
-        self._by_function: graph.ByOwner[_Wish] = graph.ByOwner()
+        self._rules = tuple(
+            rule
+            for rule in rules
+            if rule.most_bytes is None
+            and Action.SWAP not in rule.actions
+            and Action.KEEP in rule.actions
+        )
+        self._by_name: dict[tuple[str, int], bool] = {}
+        self._staying: graph.ByOwner[bool] = graph.ByOwner()
         self.active = bool(self._rules)
 
     def note(self, function: Any, label: str, operation: int) -> None:
@@ -92,43 +81,23 @@ class PassiveRules:
             operation: Its number in the iteration.
         """
         name = label, operation
-        wish = self._by_name.get(name)
-        if wish is None:
+        stays = self._by_name.get(name)
+        if stays is None:
             if len(self._by_name) >= MOST_REMEMBERED:
                 self._by_name.clear()
-            wish = self._by_name[name] = self._find_wish(label, operation)
-        if wish != _NOTHING:
-            self._by_function[function] = wish
-
-    def _find_wish(self, label: str, operation: int) -> _Wish:
-        named = [rule for rule in self._rules if rule.names(label, operation)]
-        return _Wish(
-            any(
-                Action.SWAP not in r.actions and Action.KEEP in r.actions for r in named
-            ),
-            any(Action.RECOMPUTE not in rule.actions for rule in named),
-        )
-
-    def _wishes_for(self, live: LiveMap) -> list[_Wish]:
-        """What is said about the functions that have made a map."""
-        if not self.active:
-            return []
-        found = []
-        for reference in live.slots:
-            node = reference.node
-            maker = reference.function if node is None else node.creator_node
-            wish = None if maker is None else self._by_function.get(maker)
-            if wish is not None:
-                found.append(wish)
-        return found
+            stays = any(rule.names(label, operation) for rule in self._rules)
+            self._by_name[name] = stays
+        if stays:
+            self._staying[function] = True
 
     def stays(self, live: LiveMap) -> bool:
         """Whether a map leaves only if nothing else can."""
-        return any(wish.stays for wish in self._wishes_for(live))
-
-    def is_copied(self, live: LiveMap) -> bool:
-        """Whether a map that leaves is copied, not made again."""
-        return any(wish.copied for wish in self._wishes_for(live))
+        for reference in live.slots:
+            node = reference.node
+            maker = reference.function if node is None else node.creator_node
+            if maker is not None and self._staying.get(maker):
+                return True
+        return False
 
 
 SHARE = 0.02  # of all time, that may be spent in vain
@@ -295,10 +264,9 @@ class Evictor:
         device (Device): Has the memory.
         maps (LiveMaps): All feature maps.
         mover (Mover): Moves them.
-        restorer (Restorer): Tells which can be made again.
+        restorer (Restorer): Gives up what stays for replays alone.
         prefetcher (Prefetcher): Is told what does not come back yet.
-        cheap (CheapReplays): Tells which need not be copied.
-        rules (PassiveRules): Tell which leave last, and which are never dropped.
+        rules (PassiveRules): Tell which leave last.
 
     Attributes:
         operation (int): Counts operations, of all iterations.
@@ -316,7 +284,6 @@ class Evictor:
         mover: Mover,
         restorer: Restorer,
         prefetcher: Prefetcher,
-        cheap: CheapReplays,
         rules: PassiveRules,
     ) -> None:
         self._device = device
@@ -324,7 +291,6 @@ class Evictor:
         self._mover = mover
         self._restorer = restorer
         self._prefetcher = prefetcher
-        self._cheap = cheap
         self.rules = rules
         self._planned = False  # whether a plan is followed
         self._operation = 0  # of which the next three tell
@@ -398,7 +364,6 @@ class Evictor:
                 self._stuck.add(live)
         if device.memory.used_bytes > goal:
             self._maps.forget_dead()  # copies on their way to what has died
-            self._drop_needless(goal)
         self._prefetcher.count_evicted(used_bytes - device.memory.used_bytes)
         if device.memory.used_bytes > goal:
             self.shortage = self._take_stock()
@@ -450,8 +415,7 @@ class Evictor:
             if wanted_bytes <= 0 or live.state is not State.RESIDENT:
                 return
             try:
-                if not self._may_drop(live) or not self._cheap.is_cheaper(live):
-                    self._mover.start_swap_out(live)
+                self._mover.start_swap_out(live)
             except SwapStoreError:
                 return
             wanted_bytes -= live.nbytes
@@ -461,40 +425,13 @@ class Evictor:
         if live.state is State.COMING:
             self._mover.finish_swap_in(live)
             self._prefetcher.put_off(live)
-        if self._may_drop(live) and self._cheap.is_cheaper(live):
-            self._mover.drop(live, checked=True)
-        else:
-            self._mover.put_away(live)
-            if self._lacks_room(live) and self._cheap.can_make(live):
-                self._mover.drop(live)
+        self._mover.put_away(live)
         if live.return_if_held():
             self._found_held.add(live)
         elif live.state is State.RESIDENT:
             self._stuck.add(live)
         elif live.uses or live.slots.name_present():  # else an iteration has left it
             self._mover.counters.count_eviction(live.storage >= 0)
-
-    def _drop_needless(self, goal: int) -> None:
-        """Drops what has no room on the host, and no known backward reads.
-
-        Args:
-            goal: Bytes that may be in use afterwards.
-        """
-        for live in [live for live in self._maps if live in self._stuck]:
-            if self._device.memory.used_bytes <= goal:
-                return
-            made = self._restorer.find_maker(live) is not None
-            if made and self._lacks_room(live) and self._cheap.is_needless(live):
-                live.host.note_room(False)
-                self._mover.drop(live)
-
-    def _lacks_room(self, live: LiveMap) -> bool:
-        """Whether it may be dropped and has not left because the host has no room."""
-        without_room = live.state is State.RESIDENT and live.host.copy is None
-        return without_room and self._may_drop(live)
-
-    def _may_drop(self, live: LiveMap) -> bool:
-        return not self.rules.is_copied(live)
 
     def _take_stock(self) -> Shortage:
         resident = [

@@ -15,7 +15,6 @@ from typing import Any
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Device, HostCopy
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.execution.cheap_replays import CheapReplays
 from chainer_hybridmem.execution.crossing import Crossing
 from chainer_hybridmem.execution.evictor import Evictor, PassiveRules, Prefetcher
 from chainer_hybridmem.execution.live_map import LiveMap, State
@@ -23,7 +22,7 @@ from chainer_hybridmem.execution.live_maps import LiveMaps
 from chainer_hybridmem.execution.mover import Counters, Mover, Observers
 from chainer_hybridmem.execution.replayer import Asked, Recipes, Restorer
 from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Recipe, Slot
+from chainer_hybridmem.records.profile import MINIMUM_MAP_BYTES, Slot
 from chainer_hybridmem.records.rules import Rules
 
 
@@ -33,8 +32,6 @@ class Executor:
     Args:
         device (Device): Where the feature maps are.
         minimum_map_bytes (int): Smaller maps are left alone.
-        may_drop (bool): Whether maps that the host has no room for may be dropped and
-            made again without a plan.
         rules (tuple of Rule): What is obeyed without a plan, as far as memory allows.
 
     Attributes:
@@ -42,7 +39,6 @@ class Executor:
         ledger (Ledger): Its functions.
         functions (LiveFunctions): Those of them that are known.
         crossing (Crossing): Parameters and optimizer states that leave.
-        cheap (CheapReplays): Tells what is recomputed without a plan.
         evictor (Evictor): Makes room without a plan.
         observers (Observers): Are told what happens.
     """
@@ -51,7 +47,6 @@ class Executor:
         self,
         device: Device,
         minimum_map_bytes: int = MINIMUM_MAP_BYTES,
-        may_drop: bool = False,
         rules: Rules = (),
     ) -> None:
         maps = self.maps = LiveMaps(device, minimum_map_bytes)
@@ -61,20 +56,18 @@ class Executor:
         self._planned = maps.planned
         self.observers = Observers()
         self._mover = Mover(maps.planned, self._may_be_needed, self.observers)
-        self._recipes = Recipes(device, maps, may_drop)
+        self._recipes = Recipes(device, maps)
         self._restorer = Restorer(
             device, maps, self._mover, self._recipes, self.observers
         )
         self.crossing = Crossing(device, maps, self._restorer)
         self._prefetcher = Prefetcher(device, maps, self._mover)
-        self.cheap = CheapReplays(device, maps, self._restorer)
         self.evictor = Evictor(
             device,
             maps,
             self._mover,
             self._restorer,
             self._prefetcher,
-            self.cheap,
             PassiveRules(rules),
         )
         self._table: ActionTable | None = None
@@ -89,9 +82,8 @@ class Executor:
         return self._mover.counters
 
     def _may_be_needed(self, live: LiveMap) -> bool:
-        """Whether backward may still read a map, or what is made again of it alone."""
-        read = bool(live.uses) and self.functions.may_read(live)
-        return read or self.cheap.needs(live)
+        """Whether backward may still read a map."""
+        return bool(live.uses) and self.functions.may_read(live)
 
     def report_to(
         self,
@@ -236,7 +228,6 @@ class Executor:
         """Lets go of every feature map as it is; restores what crosses iterations."""
         self._follow_nothing()
         self.maps.forget_all()
-        self.cheap.close()
         self.evictor.spare.clear()
         self.crossing.end()
 
@@ -280,10 +271,6 @@ class Executor:
         if is_applied_again:
             self._restorer.bring_back_read_by(function)
         return busy is not None and k not in busy and not self.observers.judge
-
-    def prepare_replay(self, function: Any, recipe: Recipe) -> None:
-        """Before a forward function that a replay may make again without a plan."""
-        self._recipes.prepare_without_plan(function, recipe)
 
     def after_forward(self, function: Any) -> None:
         """After a forward function has computed."""

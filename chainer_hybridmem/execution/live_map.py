@@ -59,21 +59,18 @@ class HostSide:
         copy (HostCopy or None): Space on the host.
         tier (Tier or None): Where the space should lie; None where there is room.
         valid (bool): Whether the host copy has the contents.
-        had_room (bool): False while they are dropped because no memory has room.
         memory (Root or None): Device memory of the copy under way.
         transfer (Transfer or None): The copy under way.
     """
 
     __slots__ = (
-        '_device', '_lost', '_nbytes', 'copy', 'had_room', 'memory', 'tier',
-        'transfer', 'valid',
+        '_device', '_lost', '_nbytes', 'copy', 'memory', 'tier', 'transfer', 'valid',
     )  # fmt: skip
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
         self._nbytes = nbytes
         self._lost: SwapStoreError | None = None  # why the contents are nowhere
-        self.had_room = True
         self.copy: HostCopy | None = None
         self.tier: Tier | None = None
         self.valid = False
@@ -156,10 +153,6 @@ class HostSide:
         """
         if self._lost is not None:
             raise SwapStoreError(str(self._lost))
-
-    def note_room(self, had_room: bool) -> None:
-        """Notes whether the contents are dropped because no memory has room."""
-        self.had_room = had_room
 
     # -- copies ---------------------------------------------------------------
     def start_copy_out(self, root: Root) -> None:
@@ -368,12 +361,8 @@ class LiveMap:
             self._arrived(self.host.memory)
             raise
 
-    def drop(self, checked: bool = False) -> None:
-        """Frees the device memory, unless the program may have changed the contents.
-
-        Args:
-            checked: Whether a replay must make the same, whatever reads it.
-        """
+    def drop(self) -> None:
+        """Frees the device memory, unless the program may have changed the contents."""
         if self.state is State.LEAVING:
             self.release()
         elif self.state is State.COMING:
@@ -386,7 +375,7 @@ class LiveMap:
             self._leave(State.AWAY)
         elif not self.held_by_program:
             self.prints.forget_digests()
-            if self.uses or checked:
+            if self.uses:
                 self.prints.take_before_drop()  # fingerprints, [checked replays]
             self._leave(State.GONE)
 
@@ -538,7 +527,6 @@ class LiveMap:
         self.slots.fill(root)
         self.state = State.RESIDENT
         self.host.end_copy()
-        self.host.note_room(True)
         self._look = None
         self.prints.forget()
 

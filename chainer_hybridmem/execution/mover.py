@@ -159,8 +159,6 @@ class Counters:
         swapped_in_bytes (int): Copied to the device.
         recomputed_bytes (int): Made again by replays.
         replays (int): Forward operations run again.
-        replay_seconds (float): That these took, checks included; on a GPU to issue.
-        expected_seconds (float): That they take by what their recipes say.
         evictions (int): Maps evicted because memory was short.
         planned_evictions (int): Of these, maps that a plan had a place for.
         restores (int): Maps brought back without a plan.
@@ -172,7 +170,6 @@ class Counters:
         self.swapped_in_bytes = 0
         self.recomputed_bytes = 0
         self.replays = 0
-        self.replay_seconds = self.expected_seconds = 0.0
         self.evictions = self.planned_evictions = 0
         self.restores = 0
         self.lost_seconds = 0.0
@@ -184,11 +181,6 @@ class Counters:
     def count_replay(self) -> None:
         """A forward operation is run again."""
         self.replays += 1
-
-    def time_replay(self, seconds: float, expected_seconds: float) -> None:
-        """A replay, or the check of one, took so long."""
-        self.replay_seconds += seconds
-        self.expected_seconds += expected_seconds
 
     def count_eviction(self, planned: bool) -> None:
         """A map has been evicted; whether a plan had a place for it."""
@@ -215,7 +207,7 @@ class Mover:
         planned (PlannedMaps): Finds the maps of a plan; keeps host copies for later
             iterations.
         may_be_needed (callable): Tells whether a backward that has not run yet may read
-            a map, or what can only be made again of it.
+            a map.
         observers (Observers): Are told.
 
     Attributes:
@@ -321,27 +313,20 @@ class Mover:
         self.start_swap_out(live)
         self.release(live)
 
-    def drop(self, live: LiveMap, checked: bool = False) -> None:
-        """Frees the device memory of a map that a replay makes again, or nothing.
-
-        Args:
-            live: The map.
-            checked: Whether a replay must make the same, also if no known backward
-                reads it.
-        """
+    def drop(self, live: LiveMap) -> None:
+        """Frees the device memory of a map that a replay makes again, or nothing."""
         if self._observers.members:
             self._observers.leaves(live)
-        live.drop(checked)
+        live.drop()
 
     def drop_planned(self, live: LiveMap) -> None:
         """Drops a map as the plan says; what a later backward will ask for is kept.
 
         The iteration may go on otherwise than the one that was recorded, and ask for
         the gradient of an input, say. What is not made again stays for that, as long as
-        it is in the graph of a function that backward can run, and for what has been
-        dropped beside the plan and is made again of it. Another backward may run over
-        the graph as long as it lives: what no replay makes again is copied out for that
-        (replayer, [once more]).
+        it is in the graph of a function that backward can run. Another backward may run
+        over the graph as long as it lives: what no replay makes again is copied out for
+        that (replayer, [once more]).
         """
         if live.outlives:  # replayer, [later iterations]
             self.put_away(live)

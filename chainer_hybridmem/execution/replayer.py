@@ -57,10 +57,10 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Any
 
-from chainer_hybridmem import blas, timing
+from chainer_hybridmem import blas
 from chainer_hybridmem.chainer_access import graph, owners
 from chainer_hybridmem.devices.protocol import Array, Device
-from chainer_hybridmem.errors import HostFullError, SessionError
+from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.execution.ledger import LiveFunction
 from chainer_hybridmem.execution.live_map import LiveMap, State
 from chainer_hybridmem.execution.live_maps import LiveMaps
@@ -92,7 +92,6 @@ class Recipes:
     Args:
         device (Device): Where the feature maps are.
         maps (LiveMaps): Knows the functions, and what never leaves.
-        may_drop (bool): Whether maps may be dropped and made again without a plan.
 
     Attributes:
         replayed (collection of int or None): Forward operations of this iteration that
@@ -101,10 +100,9 @@ class Recipes:
             :func:`.drawing.position` tells; None if it does not matter.
     """
 
-    def __init__(self, device: Device, maps: LiveMaps, may_drop: bool) -> None:
+    def __init__(self, device: Device, maps: LiveMaps) -> None:
         self._device = device
         self._maps = maps
-        self._may_drop = may_drop
         self._may_switch = False
         self._on_gpu = device.kind == 'cuda'
         if self._on_gpu:
@@ -136,7 +134,7 @@ class Recipes:
         self._may_switch = may_switch
         self._running = {}
         self._follow(table)
-        if table is not None or self._may_drop:
+        if table is not None:
             origin, updates = self._maps.ledger.origin, self._count_updates()
             threads = () if self._on_gpu else blas.count_threads()
             self._beginnings[origin] = _Beginning(table, updates, threads)
@@ -161,8 +159,7 @@ class Recipes:
         self._sources.clear()
         self.replayed = ()
         if table is not None:
-            any_one = self._may_switch or (self._may_drop and not table.passive)
-            self.replayed = None if any_one else table.replayed
+            self.replayed = None if self._may_switch else table.replayed
 
     def ask_for_updates(self, count_updates: Callable[[], int]) -> None:
         """Says what counts updates of the model's parameters."""
@@ -185,13 +182,6 @@ class Recipes:
             covered = [self._running.get(other) for other in recipe.covers[:-1]]
             known.follow(recipe, covered)
             known.forget_drawing_recipe()
-
-    def prepare_without_plan(self, function: Any, recipe: Recipe) -> None:
-        """Before a forward function: keeps it as it is, with a recipe of its own."""
-        known = self._maps.functions.know(function)
-        known.keep_pristine(graph.pristine(function))
-        known.follow(recipe, ())
-        self.start_drawing()
 
     def start_drawing(self) -> None:
         """The forward begins: what is drawn from here on, it draws."""
@@ -363,42 +353,28 @@ class Recipes:
             return False
         return arrays.allocation_id(value) not in self._maps.permanent
 
-    def find_sources(self, function: Any) -> list[Any] | None:
-        """The nodes that a replay reads.
+    def find_sources(self, function: Any) -> list[Any]:
+        """The nodes that a replay reads; none if the function cannot run again.
 
         Args:
             function: It runs again.
-
-        Returns:
-            list of VariableNode or None: None if it cannot run again, as with updated
-            parameters, or without a minibatch that the program has let go of.
         """
         recipe = self.find_recipe(function)
         known = self._maps.functions.find(function)
         if known is None or recipe is None:
-            return None
+            return []
         covered = known.find_covered()
         sources = []
         for other in (*covered, function):
             left = other is None or other.inputs is None
             if left or self._maps.functions.is_updated(other):
-                return None
+                return []
             sources += [
                 node
                 for node in other.inputs
                 if not any(node.creator_node is before for before in covered)
             ]
-        return sources if all(map(self._is_in_reach, sources)) else None
-
-    def _is_in_reach(self, node: Any) -> bool:
-        """Whether its array is there, or a function makes it."""
-        return (
-            node.creator_node is not None
-            or owners.is_parameter(node)  # which may be away, and stays there
-            or graph.node_array(node) is not None
-            or self._maps.knows(node)
-            or node in self._leaves
-        )
+        return sources
 
 
 Asked = Callable[[Any, list[Slot]], None]
@@ -430,7 +406,6 @@ class Restorer:
         self._recipes = recipes
         self._asked: Asked | None = None
         self._temporaries: dict[Any, Array] = {}  # what a chain has made, by node
-        self._updating = False
 
     def tell_asked(self, asked: Asked) -> None:
         """Says which slots of a function the program reads while they are away."""
@@ -466,7 +441,7 @@ class Restorer:
         waiting = [self.find_maker(live)]
         seen = {id(function) for function in waiting}
         for function in waiting:  # grows
-            for node in self._recipes.find_sources(function) or ():
+            for node in self._recipes.find_sources(function):
                 source = self._maps.find_of_node(node)
                 if source is None and graph.node_array(node) is None:
                     maker = node.creator_node
@@ -515,21 +490,6 @@ class Restorer:
             if function is not None:
                 return function
         return None
-
-    def find_sources(self, function: Any) -> list[Any] | None:
-        """The nodes that a replay reads; None if the function cannot run again."""
-        return self._recipes.find_sources(function)
-
-    def make_before_update(self, live: LiveMap) -> None:
-        """Makes a dropped map again: parameters are just about to be updated.
-
-        Chainer has counted the first of these updates already.
-        """
-        self._updating = True
-        try:
-            self.bring_back(live)
-        finally:
-            self._updating = False
 
     # -- replays of the plan --------------------------------------------------
     def replay_all(self, replays: list[Replay], recipes: dict[int, Recipe]) -> None:
@@ -602,17 +562,7 @@ class Restorer:
     def _make_again(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
         live.host.refuse_lost()
-        try:
-            self._run_unless_written(functools.partial(self._make_by_any, live))
-        except SessionError as error:
-            if live.host.had_room:
-                raise
-            raise HostFullError(
-                f'{live.nbytes} bytes of a feature map are asked for once more. They '
-                f'were let go of after backward had read them, because neither '
-                f'memory_limit nor host_limit had room for them, and they cannot be '
-                f'made again. Raise one of the two.'
-            ) from error
+        self._run_unless_written(functools.partial(self._make_by_any, live))
 
     def _make_by_any(self, live: LiveMap) -> None:
         for reference in live.slots:
@@ -645,11 +595,8 @@ class Restorer:
             f'BLAS within a forward. Write into a copy, or use a planner that only '
             f'swaps, such as swap-opt.'
         )
-        start, final = timing.now(), live.prints.final
-        same = live.refill(self._device.arrays.root(array), message)
-        checks = 2 * (timing.now() - start)  # one when it was dropped
-        self._mover.counters.time_replay(checks, 0.0)
-        if same:
+        final = live.prints.final
+        if live.refill(self._device.arrays.root(array), message):
             return
         if self._recipes.has_sources:
             live.refuse(final)
@@ -685,24 +632,19 @@ class Restorer:
         self, functions: list[Any], before: graph.Pristine, recipe: Recipe
     ) -> tuple[Any, Any]:
         """Runs what a replay covers; returns as :meth:`_run`."""
-        function, counters = functions[-1], self._mover.counters
+        function = functions[-1]
         if recipe.covers:
             return fused_replays.run(functions, self._find_input, recipe.formula)
         inputs = tuple(self._find_input(node) for node in function.inputs)
         self._restore_attributes(function, recipe.attributes)
-        lost_before, start = counters.lost_seconds, timing.now()
         with self._recipes.guard_replay(function):
-            result = graph.replay(
+            return graph.replay(
                 before, function, recipe.attributes, inputs, self._device
             )
-        seconds = timing.now() - start
-        waited = counters.lost_seconds - lost_before  # for others to leave
-        counters.time_replay(seconds - waited, recipe.seconds)
-        return result
 
     def _refuse_updated(self, function: Any) -> None:
         """See [later iterations]."""
-        if self._maps.functions.is_updated(function) and not self._updating:
+        if self._maps.functions.is_updated(function):
             raise SessionError(
                 f'Parameters of {graph.function_name(function)} have been updated '
                 f'since its forward, and a backward asks for a feature map that was to '

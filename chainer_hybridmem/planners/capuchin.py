@@ -13,7 +13,6 @@ out and in.
   the others' recompute takes: a chain whose source is gone is longer by that source's
   chain, and a source that others pass through is made again with each of them.
 - *In-trigger*: the last access before SwapInStart, never inside peak usage.
-- Run-time feedback: ``search/feedback``.
 - Swaps are decoupled: compute waits only when memory is asked for. Recomputes are
   collective. Both are the simulator's.
 
@@ -40,8 +39,9 @@ What is interpreted:
   While the simulator says that the choice does not fit, choosing goes on by the same
   rule. If no candidate is left, recomputes are given up as in
   ``superneurons``; the plan's options say how many.
-- A prediction should be what training will come to. So the feedback is rehearsed: it
-  acts on ``rehearsals`` simulated iterations before the plan is handed over.
+- Run-time feedback (swap-ins that compute has waited for begin earlier) is rehearsed
+  instead: it acts on ``rehearsals`` simulated iterations before the plan is handed
+  over, and on none that runs.
 """
 
 from __future__ import annotations
@@ -308,10 +308,6 @@ class Chains:
 
 PLANNERS = (
     Planner(
-        'capuchin',
-        capuchin,
-        source='Peng et al. 2020',
-        options={'rehearsals': COUNT},
-        feeds_back=True,
+        'capuchin', capuchin, source='Peng et al. 2020', options={'rehearsals': COUNT}
     ),
 )

@@ -576,6 +576,5 @@ HYBRID = Planner(
         'tolerance': SHARE,
         'seed': COUNT,
     },
-    improvable=True,
 )
 PLANNERS = (HYBRID,)

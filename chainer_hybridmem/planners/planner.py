@@ -27,10 +27,6 @@ class Planner:
         options (Mapping): What checks the values of its options, by name. The options
             are the parameters of ``function`` after the first two; those without an
             entry take any value.
-        improvable (bool): Whether annealing may go on from its plans beside training:
-            they let backward begin while swap-outs are still under way.
-        feeds_back (bool): Whether late swap-ins begin earlier in later iterations,
-            unless the user says otherwise.
         acts_always (bool): Whether maps leave also where everything fits.
         quick (bool): Whether it makes its plan without a search.
         needs_options (bool): Whether it does nothing useful without options.
@@ -44,8 +40,6 @@ class Planner:
     function: PlannerFunction
     source: str = ''
     options: Mapping[str, Option] = dataclasses.field(default_factory=dict)
-    improvable: bool = False
-    feeds_back: bool = False
     acts_always: bool = False
     quick: bool = False
     needs_options: bool = False

@@ -61,11 +61,6 @@ def names() -> list[str]:
     return list(dict.fromkeys([*PLANNERS, *found()]))
 
 
-def improvable_names() -> list[str]:
-    """Planners whose plans a search beside training can improve."""
-    return [name for name in PLANNERS if find_planner(name).improvable]
-
-
 def needs_options(name: str) -> bool:
     """Whether a planner does nothing useful without options."""
     try:

@@ -32,7 +32,7 @@ from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.devices.protocol import Array, Device, Mark
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation.specs import spec_of
-from chainer_hybridmem.interrupts import begin_whole, ends_whole
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.recording.profile_builder import measure_load
 from chainer_hybridmem.records.profile import (
     Category,
@@ -171,7 +171,7 @@ class InferenceRecorder(chainer.FunctionHook):
         self._open = True
         return self
 
-    @ends_whole
+    @held_back
     def __exit__(self, *error: Any) -> None:
         if not self._open:
             return

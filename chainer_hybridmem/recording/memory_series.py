@@ -32,7 +32,7 @@ import chainer
 from chainer_hybridmem import timing
 from chainer_hybridmem.devices.protocol import PoolFigures
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.interrupts import begin_whole, ends_whole
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.chrome_trace import profile_trace
 
@@ -197,7 +197,7 @@ class MemoryProfiler(chainer.FunctionHook):
         self._sample('start')
         return self
 
-    @ends_whole
+    @held_back
     def __exit__(
         self,
         kind: type[BaseException] | None = None,

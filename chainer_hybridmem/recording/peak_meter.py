@@ -29,7 +29,7 @@ from chainer_hybridmem.devices.host import memory, numpy_memory
 from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.devices.ports import Memory
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.interrupts import begin_whole, end_abandoned, ends_whole
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.records.peak import IN_SESSION, OUTSIDE, Load, Part, Peak
 from chainer_hybridmem.records.profile import Category
 
@@ -65,7 +65,6 @@ class PeakMeter:
 
     # -- life -----------------------------------------------------------------
     def __enter__(self) -> PeakMeter:
-        end_abandoned()
         if numpy_memory.installed():
             raise SessionError(
                 'The memory of this thread is measured or limited already; measure '
@@ -88,7 +87,7 @@ class PeakMeter:
             self._begun = begun.pop_all()
         return self
 
-    @ends_whole
+    @held_back
     def __exit__(self, *error: Any) -> None:
         self._begun.close()
 

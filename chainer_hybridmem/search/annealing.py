@@ -10,10 +10,7 @@ from chainer_hybridmem.jit import clock
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.search import local_search
 from chainer_hybridmem.search.candidates import (
-    LATE,
     NUMBERS,
-    PASSED,
-    RECOMPUTE,
     Candidate,
     Search,
     number_kinds,
@@ -97,22 +94,6 @@ class Budget:
 def actions_of(plan: Plan) -> np.ndarray:
     """The (M,) actions of a plan."""
     return np.array([NUMBERS[entry.action] for entry in plan.maps], np.int64)
-
-
-def assignment_of(problem: Problem, plan: Plan) -> np.ndarray:
-    """The (M,) actions of a plan, with LATE or PASSED for what a replay frees.
-
-    Args:
-        problem: What the plan is for.
-        plan: Any plan.
-    """
-    action = actions_of(plan)
-    passed = {storage for replay in plan.replays for storage in replay.frees}
-    for m, entry in enumerate(plan.maps):
-        if action[m] == RECOMPUTE and entry.storage in passed:
-            at_last = entry.needed_before == problem.arrays.first_use[m]
-            action[m] = LATE if at_last else PASSED
-    return action
 
 
 class Annealer:

@@ -1,9 +1,8 @@
 """Swap-ins that begin earlier, as far as a plan's memory lets them.
 
-Two users: ``capuchin`` brings its swap-ins from the last moment to their triggers, and
-a session moves those that were late (Peng et al. 2020: the trigger of a copy that
-compute has waited for moves earlier). Actions, replays and everything else stay, so
-that the numbers of training and the limit do not change.
+``capuchin`` brings its swap-ins from the last moment to their triggers, and moves those
+that are late (Peng et al. 2020: the trigger of a copy that compute has waited for moves
+earlier). Actions, replays and everything else stay.
 
 One link is one queue: copies keep their order. A swap-in that moves takes those along
 that are in front of it and would begin later. It stops behind one that cannot move.
@@ -12,51 +11,19 @@ that are in front of it and would begin later. It stops behind one that cannot m
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
-from chainer_hybridmem.records.profile import Link
+from chainer_hybridmem.records.plan import Action, MapPlan, Plan
 from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import accept
-from chainer_hybridmem.simulation.problem import Problem, copy_seconds, with_profile
+from chainer_hybridmem.simulation.problem import Problem, copy_seconds
 from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
 from chainer_hybridmem.simulation.work import Work
 
 STEP = 0.05  # of a copy's time: the paper's step, and the least of ours
 LEAST = 0.01  # of a copy's time: smaller delays are ignored
-LINK_CHANGE = 0.1  # of its speed: by less, a link is as fast as it was
-
-
-class Feedback:
-    """Late swap-ins of a plan's iterations, and what cannot be done about them.
-
-    A single wait may be chance. What counts is late in two iterations in a row, by the
-    shorter time.
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[int, float] = {}
-        self._settled: set[int] = set()
-
-    def take(self, late: Mapping[int, float]) -> dict[int, float]:
-        """Takes in an iteration; returns what was late in the one before it, too.
-
-        Args:
-            late: Seconds that compute waited for a swap-in, by storage.
-        """
-        before, self._before = self._before, dict(late)
-        return {
-            storage: min(seconds, before[storage])
-            for storage, seconds in late.items()
-            if storage in before and storage not in self._settled
-        }
-
-    def settle(self, storages: Iterable[int]) -> None:
-        """Nothing more can be done for these swap-ins under this plan."""
-        self._settled.update(storages)
 
 
 def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Plan:
@@ -128,59 +95,6 @@ def noticeable(problem: Problem, late: Mapping[int, float]) -> dict[int, float]:
         for storage, seconds in late.items()
         if seconds > LEAST * copy_seconds.get(storage, np.inf)
     }
-
-
-def with_measured_link(
-    problem: Problem,
-    plan: Plan,
-    out_seconds: Mapping[int, float],
-    in_seconds: Mapping[int, float],
-) -> Problem:
-    """The problem on a link as fast as the copies of an iteration say.
-
-    Args:
-        problem: What the plan is for.
-        plan: What the iteration has followed.
-        out_seconds: How long its swap-outs took, by storage.
-        in_seconds: Likewise its swap-ins.
-
-    Returns:
-        Problem: ``problem`` itself if neither direction of any tier is
-        :data:`LINK_CHANGE` faster or slower than simulated, in the median over the
-        copies.
-    """
-    _, work = _simulated(problem, plan)
-    slower: dict[Tier, list[float]] = {tier: [] for tier in Tier}
-    for tier, lane_ratios in slower.items():
-        for lane, measured in enumerate((out_seconds, in_seconds)):
-            simulated = work.ended[lane] - work.began[lane]
-            ratios = [
-                measured[entry.storage] / simulated[m]
-                for m, entry in enumerate(plan.maps)
-                if entry.action is Action.SWAP
-                and entry.tier is tier
-                and entry.storage in measured
-            ]
-            # Where nothing was copied, or the clock is too coarse: as fast as it was.
-            lane_ratios.append(statistics.median(ratios or [1.0]) or 1.0)
-    if all(abs(r - 1) < LINK_CHANGE for ratios in slower.values() for r in ratios):
-        return problem
-    profile, disk = problem.profile, problem.profile.disk_link
-    profile = dataclasses.replace(
-        profile,
-        link=_slowed(profile.link, *slower[Tier.RAM]),
-        disk_link=None if disk is None else _slowed(disk, *slower[Tier.DISK]),
-    )
-    return with_profile(problem, profile)
-
-
-def _slowed(link: Link, out: float, back: float) -> Link:
-    """The link with copies that take so many times as long."""
-    return dataclasses.replace(
-        link,
-        d2h_bytes_per_second=link.d2h_bytes_per_second / out,
-        h2d_bytes_per_second=link.h2d_bytes_per_second / back,
-    )
 
 
 def reachable(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from typing import Any
 
 import chainer
@@ -11,7 +13,6 @@ from chainer.training import extension
 from chainer_hybridmem.chainer_access import graph, tables
 from chainer_hybridmem.chainer_access.models import Model, trained_by
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.interrupts import ends_with
 from chainer_hybridmem.session.session import Session
 from chainer_hybridmem.session.setting.options import Options, documents_options
 from chainer_hybridmem.units import format_bytes
@@ -79,10 +80,20 @@ class HybridMemory(extension.Extension):
         tables.print_sizes(trainer, PREFIX)
         session = Session(model, self._options)
         session.__enter__()
+        session.gives_way = functools.partial(self._give_way, weakref.ref(trainer))
         self.session = session
-        run = graph.frame_of(chainer.training.Trainer.run, sys._getframe(1))
-        if run is not None:  # another extension may fail where it would not finalize
-            ends_with(run, session)
+
+    def _give_way(self, trainer: weakref.ref[Any]) -> None:
+        """Another session begins: this one ends if its trainer has left it open.
+
+        Another extension may have failed where that finalizes none.
+        """
+        run = chainer.training.Trainer.run
+        frame = graph.frame_of(run, sys._getframe(1))
+        while frame is not None and frame.f_locals['self'] is not trainer():
+            frame = graph.frame_of(run, frame.f_back)
+        if frame is None:
+            self.finalize()
 
     def __call__(self, trainer: Any) -> None:
         """Ends the iteration and reports its figures."""

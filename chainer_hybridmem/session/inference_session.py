@@ -23,7 +23,7 @@ import chainer
 
 from chainer_hybridmem.chainer_access.owners import bring_home, model_arrays
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.interrupts import begin_whole, ends_whole
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.pools.arena import Arena, IterationLog, lay_out
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.session.setting.options import Options
@@ -134,7 +134,7 @@ class InferenceSession:
             self._begun = begun.pop_all()
         return self
 
-    @ends_whole
+    @held_back
     def __exit__(self, *error: object) -> None:
         if self._begun is None:
             return

@@ -13,7 +13,6 @@ from chainer_hybridmem.chainer_access.models import Model, one_model
 from chainer_hybridmem.chainer_access.snapshots import kept
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.estimation import Kind, SamplePair, match_kinds, same_sizes
-from chainer_hybridmem.interrupts import end_abandoned
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.iterations.observation import Detail
 from chainer_hybridmem.session.session import Session, active_session
@@ -110,7 +109,7 @@ class RecordingSession(SteppingSession):
 
 def recording_options(limit_bytes: int, **others: Any) -> Options:
     """What such a session is told: it plans at once, and nothing is done for speed."""
-    return Options(limit_bytes, PLANNER, arena=False, feedback=False, **others)
+    return Options(limit_bytes, PLANNER, arena=False, **others)
 
 
 def count_kinds(problems: Sequence[Problem], peak_bytes: int) -> list[Kind]:
@@ -199,7 +198,6 @@ def record_pairs(
         ProfileMismatchError: If they differ in more than sizes.
         SessionError: If a session is active, or nothing could be recorded.
     """
-    end_abandoned()
     if active_session() is not None:
         raise SessionError(
             'An estimate records in sessions of its own; ask for it before optimize() '

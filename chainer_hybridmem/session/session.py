@@ -26,7 +26,7 @@ from chainer_hybridmem.errors import (
     in_flags,
 )
 from chainer_hybridmem.execution.verifier import Followed, Verdict
-from chainer_hybridmem.interrupts import begin_whole, end_abandoned, ends_whole
+from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
@@ -45,7 +45,6 @@ from chainer_hybridmem.session.iterations.loop import Loop
 from chainer_hybridmem.session.iterations.observation import Detail, InstrumentSelector
 from chainer_hybridmem.session.iterations.out_of_memory import OutOfMemoryExplainer
 from chainer_hybridmem.session.iterations.overrun import Needs, Overrun
-from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.plan_cache import PlanCache, open_cache
 from chainer_hybridmem.session.planning.planning import HostShare, Planning
 from chainer_hybridmem.session.report import (
@@ -147,9 +146,9 @@ class Session:
         guidebook = self._guidebook = GuideBook(not options.plans_anyway)
         self._cache = open_cache(runtime)
         planning = Planning(runtime, self.observe_problem, self._keep)
-        self._planning, search = planning, planning.search
+        self._planning = planning
         observation = InstrumentSelector(
-            runtime, arrays, guidebook, history, search, self.detail
+            runtime, arrays, guidebook, history, self.detail
         )
         self._explainer = OutOfMemoryExplainer(model, runtime, arrays, observation)
         self._overrun = Overrun(runtime, arrays, observation, self._explainer)
@@ -174,7 +173,6 @@ class Session:
             observation,
             learning,
             self._overrun,
-            ReplayTrials(runtime, arrays, links),
             ThreadGuard(self._thread),
         )
 
@@ -187,7 +185,6 @@ class Session:
 
     # -- with -----------------------------------------------------------------
     def __enter__(self) -> Session:
-        end_abandoned()
         self._thread.check_not_ended()
         other = active_session()
         if other is not None and other.gives_way is not None:
@@ -238,7 +235,7 @@ class Session:
         if self._cache is not None:
             self._cache.save(guide)
 
-    @ends_whole
+    @held_back
     def __exit__(
         self,
         kind: type[BaseException] | None = None,
@@ -255,7 +252,6 @@ class Session:
         self._forget()
         self._thread.end()
         try:
-            self._planning.search.stop()
             if self._runtime.ranks is not None:
                 self._runtime.ranks.close()
             message = self._explain(error)

@@ -187,12 +187,6 @@ def test_a_thread_that_cannot_be_started(at: int) -> None:
     faulty.stay_in_session(at, no_more_threads, **SWAP)
 
 
-def test_a_search_whose_thread_cannot_be_started_is_left_out() -> None:
-    options = {'planner': 'hybrid', 'improve': True, 'arena': False}
-    case = faulty.leave_session(6, no_more_threads, **options)
-    assert case.error is None and case.session.settled
-
-
 @contextlib.contextmanager
 def late_copies(session: Session) -> Iterator[None]:
     execute = copies.CopyThread._execute

@@ -5,11 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import os
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import chainer_hybridmem as hybridmem
@@ -23,7 +19,6 @@ from faults_tests.test_interruptions import Interruption, places_of
 from support import faulty
 from support.matrices import several
 
-from chainer_hybridmem import interrupts
 from chainer_hybridmem.commands import doctor
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.recording.peak_meter import PeakMeter
@@ -91,78 +86,21 @@ def test_nothing_counts_on(measure: Callable[[], object]) -> None:
         assert injection.happened, injection.place
 
 
-def train() -> None:
-    run = faulty.Run()
-    with hybridmem.optimize(run.model, '1MiB'):
-        run.iterate(0)
+CONTEXTS = {
+    'session': lambda: hybridmem.optimize(L.Linear(8, 8), '1MiB'),
+    'inference': lambda: hybridmem.optimize_inference(L.Linear(8, 8), '1MiB'),
+    'memory': hybridmem.profile_memory,
+    'peak': PeakMeter,
+}
 
 
-@contextlib.contextmanager
-def interrupted_at_entry(time: int) -> Iterator[list[str]]:
-    """Ctrl-C as an ``__exit__`` of the package is entered, before its first line.
-
-    Args:
-        time: How many are entered before it.
-
-    Yields:
-        The ends entered so far.
-    """
-    ends: list[str] = []
-    entered = interrupts.ends_whole(lambda self: None).__code__
-
-    def enter(frame: FrameType, event: str, arg: Any) -> None:
-        if frame.f_code is entered:
-            ends.append(os.path.basename(frame.f_back.f_code.co_filename))
-            if len(ends) == time + 1:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGINT)
-
-    sys.settrace(enter)
-    try:
-        yield ends
-    finally:
-        sys.settrace(None)
-
-
-@pytest.mark.usefixtures('ctrl_c')
-@pytest.mark.parametrize('measure', [*MEASUREMENTS, train])
-def test_what_is_left_without_its_end_is_ended_by_the_next(
-    measure: Callable[[], object],
-) -> None:
-    with interrupted_at_entry(99) as ends:
-        measure()
-    assert ends
-    for time in range(len(ends)):
-        with interrupted_at_entry(time), pytest.raises(KeyboardInterrupt):
-            measure()
-        interrupts.end_abandoned()
+@pytest.mark.parametrize('make', CONTEXTS.values(), ids=CONTEXTS)
+def test_an_end_may_come_twice(make: Callable[[], Any]) -> None:
+    """Ctrl-C as a with statement enters the end holds that back."""
+    left = make().__enter__()
+    for _ in range(2):
+        left.__exit__(None, None, None)
         assert not numpy_memory.installed()
         assert not chainer.get_function_hooks()
-        with interrupted_at_entry(time), pytest.raises(KeyboardInterrupt):
-            measure()
-        measure()
-        assert not numpy_memory.installed()
-        assert not chainer.get_function_hooks()
-
-
-@pytest.mark.usefixtures('ctrl_c')
-def test_what_a_program_begins_in_another_way_is_not_ended() -> None:
-    @contextlib.contextmanager
-    def generator() -> Iterator[Any]:
-        with hybridmem.profile_memory() as profiler:
-            yield profiler
-
-    def in_a_stack(stack: contextlib.ExitStack) -> Any:
-        return stack.enter_context(hybridmem.profile_memory())
-
-    def by_hand(stack: contextlib.ExitStack) -> Any:
-        profiler = hybridmem.profile_memory().__enter__()
-        stack.push(profiler)
-        return profiler
-
-    for begin in (in_a_stack, by_hand, lambda stack: stack.enter_context(generator())):
-        with contextlib.ExitStack() as stack:
-            begin(stack)
-            interrupts.end_abandoned()
-            assert numpy_memory.installed()
-        assert not numpy_memory.installed()
+    with make():
+        assert numpy_memory.installed()

@@ -214,8 +214,8 @@ class WhileStarting:
 @pytest.mark.parametrize('signals', [1, 2])
 @pytest.mark.parametrize(
     'at, options',
-    [(0, faulty.PLAN), (0, faulty.CROSSING), (6, {'improve': True, 'arena': False})],
-    ids=['copies', 'crossing', 'improvement'],
+    [(0, faulty.PLAN), (0, faulty.CROSSING)],
+    ids=['copies', 'crossing'],
 )
 def test_ctrl_c_while_a_thread_starts(
     signals: int, at: int, options: Any, monkeypatch: pytest.MonkeyPatch

@@ -212,9 +212,7 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'replan': [other, other_options],
         'share': share,
         'arena': rng.random() < 0.5,
-        'feedback': rng.choice((None, None, True, False)),
         'cross_iteration': rng.choice((False, False, 'states', 'all')),
-        'improve': planner == 'hybrid' and rng.random() < 0.05,
         'file': rng.random() < 0.2,
         'link_bandwidth': rng.choice((None, None, None, 3e7, 1e9)),
         'speed': 10 ** rng.uniform(5, 10),
@@ -222,7 +220,6 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'timing_runs': rng.choice((1, 2, 3)),
         'copies': rng.choice(('threads', 0.0, 0.0, 0.3, 0.3, 0.7, 1.0)),
         'clock': rng.randrange(1 << 30),
-        'recomputes_at_once': rng.random() < 0.7,  # where no planner is named
         'rules': _rules(rng),
     }
 

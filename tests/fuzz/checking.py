@@ -296,7 +296,7 @@ def _smaller(case: Case) -> Iterator[Case]:
                 yield other
     simple = {'planner': 'swap-all', 'options': {}}
     for changes in (
-        {'arena': False}, {'feedback': None}, {'cross_iteration': False},
+        {'arena': False}, {'cross_iteration': False},
         {'file': False}, {'link_bandwidth': None}, {'copies': 1.0}, simple,
         {'share': LARGEST_SHARE}, {'host_share': None},
         {'rules': {}},

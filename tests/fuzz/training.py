@@ -27,7 +27,6 @@ from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.recording import profile_builder, recipe_trials, trials
 from chainer_hybridmem.records.profile import Link
 from chainer_hybridmem.session.guides import guide as guides
-from chainer_hybridmem.session.iterations import replay_trials
 from chainer_hybridmem.session.setting import link_measurement
 
 from .cases import DEEP, UNNAMED, Case, Step
@@ -495,10 +494,6 @@ def surroundings(case: Case) -> Iterator[None]:
         least = options['minimum_bytes']
         enter(mock.patch.object(profile_builder, 'MINIMUM_MAP_BYTES', least))
         enter(mock.patch.object(recipe_trials, 'SMALLEST_COPY_BYTES', least))
-        if options.get('recomputes_at_once'):
-            enter(mock.patch.object(replay_trials, 'LEAST_SECONDS', 0.0))
-            enter(mock.patch.object(replay_trials, 'WORTH_MEASURING', 0.0))
-            enter(mock.patch.object(replay_trials, 'PROBATION', 1))
         yield
 
 
@@ -514,9 +509,7 @@ def open_session(run: Run, limit_bytes: int, folder: str) -> chainer_hybridmem.S
         swap_dir=folder if options['file'] else None,
         link_bandwidth=options['link_bandwidth'],
         host_limit=host_limit,
-        improve=options['improve'],
         arena=options['arena'],
-        feedback=options['feedback'],
         cross_iteration=options['cross_iteration'],
         rules=options.get('rules'),
         keep_graph=any(step.kind == 'cycle' for step in run.case.steps),

@@ -14,12 +14,10 @@ from chainer_hybridmem.records.validation import check_plan
 from chainer_hybridmem.search.candidates import least_memory
 from chainer_hybridmem.search.feedback import (
     STEP,
-    Feedback,
     moved_earlier,
     noticeable,
     reachable,
     rehearsed,
-    with_measured_link,
 )
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 
@@ -157,31 +155,3 @@ def test_what_is_noticed() -> None:
     problem, _ = late_plan()
     late = {0: 0.009, 1: 0.011, 2: STEP, 77: 9.0}
     assert noticeable(problem, late) == {1: 0.011, 2: STEP}
-
-
-def test_late_counts_twice_in_a_row() -> None:
-    feedback = Feedback()
-    assert feedback.take({1: 0.5, 2: 0.5}) == {}
-    assert feedback.take({1: 0.2, 3: 0.5}) == {1: 0.2}
-    assert feedback.take({1: 0.4, 3: 0.6}) == {1: 0.2, 3: 0.5}
-    feedback.settle([1])
-    assert feedback.take({1: 0.4, 3: 0.6}) == {3: 0.6}
-    assert feedback.take({}) == {}
-    assert feedback.take({3: 0.6}) == {}
-
-
-def test_the_link_is_what_the_copies_say() -> None:
-    problem, plan = late_plan()
-    ids = positions(plan)
-    same = with_measured_link(
-        problem, plan, dict.fromkeys(ids, 1.05), dict.fromkeys(ids, 0.95)
-    )
-    assert same is problem
-    slower = with_measured_link(
-        problem, plan, dict.fromkeys(ids, 1.0), dict.fromkeys(ids, 2.0)
-    )
-    link = slower.profile.link
-    assert link.h2d_bytes_per_second == pytest.approx(5 * MIB)
-    assert link.d2h_bytes_per_second == pytest.approx(10 * MIB)
-    assert with_measured_link(problem, plan, {}, {}) is problem
-    assert simulate(slower, plan).total_seconds > plan.predicted_seconds

@@ -26,7 +26,6 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.search.feedback import with_measured_link
 from chainer_hybridmem.search.relaxed import relaxed
 from chainer_hybridmem.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.simulation.problem import with_host_limit
@@ -242,27 +241,6 @@ def test_everything_on_the_disk_is_a_slower_link(seed: int) -> None:
         )
         tiers = {m.tier for m in on_disk.maps if m.action is Action.SWAP}
         assert tiers == {Tier.DISK}
-
-
-def test_each_link_is_corrected_by_its_own_copies() -> None:
-    profile = with_disk(toys.chain(8), 0.1)
-    total = sum(s.nbytes for s in make_problem(profile).maps)
-    problem = make_problem(profile, host_limit_bytes=total // 2)
-    plan = make_plan(problem, 2**40, 'vdnn-all')
-    copies = {
-        i.storage: i.end_seconds - i.start_seconds
-        for i in simulate(problem, plan).intervals
-        if i.kind == 'swap-out'
-    }
-    on_disk = {m.storage for m in plan.maps if m.tier is Tier.DISK}
-    measured = {s: t * (2 if s in on_disk else 1) for s, t in copies.items()}
-    corrected = with_measured_link(problem, plan, measured, {})
-    before, after = problem.profile, corrected.profile
-    assert after.link == before.link
-    assert after.disk_link is not None and before.disk_link is not None
-    rate = before.disk_link.d2h_bytes_per_second
-    assert after.disk_link.d2h_bytes_per_second == pytest.approx(rate / 2)
-    assert corrected.host_limit_bytes == problem.host_limit_bytes
 
 
 def test_the_checker_refuses_what_breaks_the_host_limit() -> None:

@@ -196,7 +196,7 @@ from chainer_hybridmem.search.planner_options import POSITIVE
 """
     + WORKING
     + """
-LAZY = Planner('lazy', lazy, options={'patience': POSITIVE}, feeds_back=True)
+LAZY = Planner('lazy', lazy, options={'patience': POSITIVE}, quick=True)
 """
 )
 
@@ -204,7 +204,7 @@ LAZY = Planner('lazy', lazy, options={'patience': POSITIVE}, feeds_back=True)
 def test_an_entry_point_may_declare_traits_and_options(install: Install) -> None:
     install(DECLARED, lazy='foo_planner:LAZY')
     planner = find_planner('lazy')
-    assert (planner.feeds_back, planner.improvable) == (True, False)
+    assert planner.quick and not planner.acts_always
     plan = make_plan(toys.chain(), LIMIT, 'lazy', patience=2)
     assert plan.options == {'patience': 2}
     with pytest.raises(OptionError, match='patience must be above zero; 0 was given'):

@@ -18,7 +18,7 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.devices.host.memory import HostMemory
-from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.errors import OptionError, SessionError, UnknownNameError
 from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.units import format_bytes
 
@@ -184,6 +184,22 @@ def test_the_next_trainer_goes_on_after_an_extension_that_fails(
     assert again.get_extension('HybridMemory').session.iterations == 2
     assert not numpy_memory.installed()
     assert 'hybridmem' not in chainer.get_function_hooks()
+
+
+def test_a_session_inside_of_a_trainer_is_refused(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 2)
+
+    @training.make_extension(trigger=(1, 'iteration'))
+    def other(trainer):
+        with (
+            pytest.raises(SessionError, match='already active'),
+            hybridmem.optimize(networks.Everything(), LIMIT),
+        ):
+            pass
+
+    trainer.extend(other)
+    trainer.run()
+    assert trainer.get_extension('HybridMemory').session.iterations == 2
 
 
 def test_an_extension_may_begin_a_measurement_of_its_own(tmp_path):

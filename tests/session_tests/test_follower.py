@@ -735,8 +735,8 @@ def test_models_of_sessions_that_have_ended_are_let_go():
 def test_a_session_that_records_is_told_all_but_what_follows_a_plan():
     """An option that is new has to be in one of both."""
     follows = {
-        'memory_limit', 'planner', 'planner_options', 'device', 'improve', 'arena',
-        'feedback', 'cache_dir', 'verify', 'communicator', 'keep_graph',
+        'memory_limit', 'planner', 'planner_options', 'device', 'arena',
+        'cache_dir', 'verify', 'communicator', 'keep_graph',
     }  # fmt: skip
     names = {field.name for field in dataclasses.fields(Options)}
     assert names == follows | set(RECORDED_WITH)

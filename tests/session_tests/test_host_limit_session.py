@@ -9,21 +9,9 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
-
-# isort: split
-import chainer
-import chainer.functions as F
-import chainer.links as L
-
 from chainer_hybridmem.devices.swap_store.store import Store
-from chainer_hybridmem.errors import (
-    HostFullError,
-    OptionError,
-    OutOfMemoryError,
-    SessionError,
-)
+from chainer_hybridmem.errors import OptionError, OutOfMemoryError
 from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.execution.replayer import Restorer
 from chainer_hybridmem.records.plan import Action, Tier
 
 ITERATIONS = 6
@@ -248,24 +236,3 @@ def test_a_graph_that_is_held_leaves_no_room_to_measure_the_link():
             model.cleargrads()
             held[0].backward()
     assert session.iterations == 6
-
-
-def test_what_no_memory_has_room_for_is_told_when_it_is_asked_for(monkeypatch):
-    """It was dropped after backward had read it, and nothing makes it again."""
-
-    def fail(self: Restorer, live: LiveMap) -> None:
-        live.host.note_room(False)
-        raise SessionError('Parameters have been updated since.')
-
-    model = chainer.Sequential(L.Linear(64, 64), F.tanh).repeat(6)
-    x = np.ones((256, 64), np.float32)
-    options = {'host_limit': '256KiB', 'planner': 'checkpoint-dp'}
-    with hybridmem.optimize(model, '900KB', **options) as session:
-        for _ in range(4):
-            loss = F.sum(model(x) ** 2)
-            model.cleargrads()
-            loss.backward()
-        session.finish_iteration()
-        monkeypatch.setattr(Restorer, '_make_by_any', fail)
-        with pytest.raises(HostFullError, match='neither memory_limit nor host_limit'):
-            loss.backward()

@@ -67,7 +67,6 @@ def test_a_session_times_again_by_itself_and_says_so(monkeypatch):
         networks.batches(30),
         memory_limit=LIMIT,
         progress=told,
-        improve=False,
         after=lambda session, i: reports.append(session.report()),
     )
     assert told.getvalue().count('the lower bound for the recorded times') >= 1

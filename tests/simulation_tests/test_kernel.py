@@ -13,9 +13,9 @@ from support import toys
 
 from chainer_hybridmem.errors import FormatError, PlanError
 from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Replay
+from chainer_hybridmem.records.plan import Plan, Replay
 from chainer_hybridmem.records.profile import Link, Profile
-from chainer_hybridmem.search.annealing import assignment_of
+from chainer_hybridmem.search.annealing import actions_of
 from chainer_hybridmem.search.candidates import (
     KEEP,
     LATE,
@@ -53,11 +53,22 @@ def test_a_chain_does_not_grow_with_the_number_of_paths() -> None:
     assert len(search.positions(candidate).program) <= 3 * len(parents)
 
 
+def assignment_of(search: Search, plan: Plan) -> np.ndarray:
+    """The (M,) actions of a plan, with LATE or PASSED for what a replay frees."""
+    action = actions_of(plan)
+    passed = {storage for replay in plan.replays for storage in replay.frees}
+    for m, entry in enumerate(plan.maps):
+        if action[m] == RECOMPUTE and entry.storage in passed:
+            first = search.problem.arrays.first_use[m]
+            action[m] = LATE if entry.needed_before == first else PASSED
+    return action
+
+
 def seconds_of(search: Search, action: list[int]) -> float:
     """Of a plan with these actions; the timeline and the plan itself say the same."""
     plan = search.finish('test', search.evaluate(np.array(action)))
     assert simulate(search.problem, plan).total_seconds == plan.predicted_seconds
-    again = search.evaluate(assignment_of(search.problem, plan))
+    again = search.evaluate(assignment_of(search, plan))
     assert again.seconds == plan.predicted_seconds
     return plan.predicted_seconds
 

@@ -29,7 +29,6 @@ from chainer_hybridmem.records.plan import Plan, Tier
 from chainer_hybridmem.records.profile import Profile, Slot
 from chainer_hybridmem.records.rules import Rules
 from chainer_hybridmem.records.splits import EXACT, Splitting
-from chainer_hybridmem.search.feedback import Feedback
 from chainer_hybridmem.session.guides.forecast import Forecast
 from chainer_hybridmem.session.guides.operation_key import (
     OperationKey,
@@ -181,7 +180,6 @@ class PlanArena:
 
 TIMING_RUNS = 3  # iterations whose times replace those of profiling
 LONGEST_WAIT = 4  # iterations, at most, for an arena before a plan is timed
-LONGEST_REST = 64  # iterations, at most, between changes for the sake of time
 STALE_RUNS = 8  # iterations, at least, that are faster than the bound for their times
 STALE_SHARE = 0.97  # of the bound, below which they are
 
@@ -191,25 +189,20 @@ class PlanPace:
 
     A plan's first iterations are slow: their memory is new, an arena is laid out after
     them, and other processes may still plan. So a plan is timed after one iteration at
-    its offsets, or two where other ranks follow it late. Times are noisy, and each
-    change costs the arena: the next one takes two iterations to be laid out. So an
-    arena is used for a while before each change, twice as long as before the last one.
+    its offsets, or two where other ranks follow it late.
 
     Attributes:
         timings (list): Times of the operations, per timed guided iteration.
         timed_again (bool): The plan has changed after it was timed.
-        feedback (Feedback): Late swap-ins of the plan.
         iterations (int): Those that have followed this plan or another one.
     """
 
     def __init__(self) -> None:
         self.timings: list[list[Times]] = []
         self.timed_again = False
-        self.feedback = Feedback()
         self.iterations = 0
         self._followed = 0  # iterations of the plan
         self._rested = 0  # those of them at their offsets, if it has any
-        self._changes = 0  # of the planner's plan, for the sake of time
         self._seconds: list[float] = []  # of iterations since it was timed
         self._stale = 0  # how often times were found to be stale
         self._lag = 0  # iterations by which other ranks change plans later
@@ -280,10 +273,6 @@ class PlanPace:
         self._lag = 1
 
     # -- changes --------------------------------------------------------------
-    def begin_anew(self) -> None:
-        """A plan is made without regard to former ones."""
-        self._changes = 0
-
     def note_iteration(self, at_offsets: bool) -> None:
         """An iteration has followed the plan, with its arena if there is to be any."""
         self.iterations += 1
@@ -294,17 +283,6 @@ class PlanPace:
         """Another plan is followed from now on."""
         self._followed = self._rested = 0
         self._seconds.clear()
-        self.feedback = Feedback()
-
-    @property
-    def may_change(self) -> bool:
-        """Whether there may be another plan for the sake of time now."""
-        return self._rested >= min(1 << self._changes, LONGEST_REST)
-
-    def count_change(self) -> None:
-        """The plan changes for the sake of time, or cannot."""
-        self._changes += 1
-        self._rested = 0
 
 
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one
@@ -564,17 +542,16 @@ class Guide:
     # -- plans ----------------------------------------------------------------
     @contextlib.contextmanager
     def planning_anew(self) -> Iterator[None]:
-        """Forgets what former plans have taught about arenas and changes.
+        """Forgets what former plans have taught about arenas.
 
         Where no plan is found, the former one stays, and what is known of it.
         """
-        known = copy.copy(self.arena), copy.copy(self.pace)
+        known = copy.copy(self.arena)
         self.arena.begin_anew()
-        self.pace.begin_anew()
         try:
             yield
         except BaseException:
-            self.arena, self.pace = known
+            self.arena = known
             raise
 
     def follow(self, problem: Problem, plan: Plan) -> None:

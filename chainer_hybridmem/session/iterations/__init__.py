@@ -6,7 +6,6 @@ chooses), finds another guide where that one does not fit, and ends it.
 
 - ``learning`` takes iterations that have ended: figures to ``iteration_history``,
   recordings to guides, and new plans where they help.
-- ``replay_trials`` finds out what can be recomputed without a plan.
 - ``out_of_memory`` explains an allocation that did not fit; ``overrun`` lets it exceed
   the limit once, to find out which limit will do.
 """

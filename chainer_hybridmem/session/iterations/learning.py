@@ -232,7 +232,7 @@ class Learning:
         """What an iteration that has followed a plan tells about it."""
         instruments, whole = self._instruments, iteration.following.whole
         followed, watch = guide.plan, instruments.stopwatch
-        lateness, placing = instruments.lateness, instruments.placing
+        placing = instruments.placing
         settled = placing and instruments.settled
         at_offsets = placing and guide.arena.laid_out is not None
         log = instruments.take_log()
@@ -256,11 +256,6 @@ class Learning:
             outside_limit(planning.lay_out, guide)
         elif guide.arena.missing_bytes:
             outside_limit(planning.find_place, guide)
-        if self._options.improve and guide.timed:
-            outside_limit(planning.adopt, guide)
-        if lateness is not None and guide.plan is followed:
-            self._device.clock.synchronize()
-            outside_limit(planning.move_late, guide, lateness)
         if guide.plan is followed and followed is not None and watch is None:
             self._time_stale_again(guide, followed, seconds)
         # What no plan has a place for does not count: maps of older graphs, and those

@@ -56,7 +56,6 @@ from chainer_hybridmem.session.iterations.learning import Learning, refuse_diffe
 from chainer_hybridmem.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.session.iterations.out_of_memory import Progress
 from chainer_hybridmem.session.iterations.overrun import Overrun
-from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
 from chainer_hybridmem.session.planning.planning import HostShare
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.runtime import Runtime
@@ -117,7 +116,6 @@ class Loop(chainer.FunctionHook):
         observation (InstrumentSelector): Finds out about iterations.
         learning (Learning): Takes iterations that have ended.
         overrun (Overrun): Lets what fits in no way exceed the limit, once.
-        replays (ReplayTrials): Prepares functions for being run again.
         guard (ThreadGuard): Is added to functions.
 
     Attributes:
@@ -136,7 +134,6 @@ class Loop(chainer.FunctionHook):
         observation: InstrumentSelector,
         learning: Learning,
         overrun: Overrun,
-        replays: ReplayTrials,
         guard: ThreadGuard,
     ) -> None:
         self.iteration = Iteration()
@@ -152,7 +149,6 @@ class Loop(chainer.FunctionHook):
         self._observation = observation
         self._learning = learning
         self._overrun = overrun
-        self._replays = replays
         self._guard = guard
         self._path = LinkPath(model)
         self._ledger = runtime.executor.ledger
@@ -260,9 +256,7 @@ class Loop(chainer.FunctionHook):
         if recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
             recorder.forward_starts(iteration.label, function, specs, in_data)
-        if self._replays.active:
-            self._replays.prepare(function, in_data, self._splitter)
-        elif type(function) in self._splitter.kinds:
+        if type(function) in self._splitter.kinds:
             self._splitter.prepare(function)
         if self._instruments.active:
             self._instruments.leave(starts_operation=True)
@@ -287,10 +281,6 @@ class Loop(chainer.FunctionHook):
     def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
         """After a forward function has computed."""
         iteration = self.iteration
-        if iteration.quiet:
-            if self._replays.active:
-                self._executor.after_forward(function)
-            return
         last = iteration.last
         if last is None or iteration.depth or last[1]() is not function:
             return
@@ -316,8 +306,6 @@ class Loop(chainer.FunctionHook):
         if iteration.last is not None:
             self._complete_last(iteration, iteration.last)
         k = iteration.start_backward()
-        if self._replays.watching:
-            self._replays.start_backward()
         forward = self._ledger.forwards.get(id(function), -1)
         if forward < 0:
             forward = self._find_other_forward(iteration, function)
@@ -393,9 +381,7 @@ class Loop(chainer.FunctionHook):
         if self._rules.active:
             self._rules.note(function, self._find_label(), k)
         self._splitter.place = k, 0
-        if self._replays.active:
-            self._replays.prepare(function, in_data, self._splitter)
-        elif type(function) in self._splitter.kinds:
+        if type(function) in self._splitter.kinds:
             self._splitter.prepare(function)
         if not k % GUARDED:
             graph.add_local_hook(function, self._guard)
@@ -404,8 +390,6 @@ class Loop(chainer.FunctionHook):
     def _start_quiet_backward(self, iteration: Iteration, function: Any) -> None:
         """A backward function is about to run; what it reads may be away."""
         k = iteration.start_backward()
-        if self._replays.watching:
-            self._replays.start_backward()
         self._ledger.start_backward(function)
         self._splitter.place = k, 0
         if iteration.wary:
@@ -479,7 +463,6 @@ class Loop(chainer.FunctionHook):
             older = executor.maps.find_living()
             iteration.note_older(self._device.memory.used_bytes, older)
         self._splitter.begin(None)
-        self._replays.begin(passive=True)
         self._device.memory.forget_failure()
         self._device.memory.reset_peak()
         iteration.start(quiet=True, wary=wary)
@@ -504,11 +487,8 @@ class Loop(chainer.FunctionHook):
         iteration.note_waiting(self._executor.maps.wait_for_backward)
         self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
-        planned = guide is not None and guide.table is not None
-        recorded = self._instruments.recorder is not None
-        if recorded:
+        if self._instruments.recorder is not None:
             iteration.note_labels(self._arrays.find_labels())
-        self._replays.begin(passive=not (planned or recorded))
         self._device.memory.reset_peak()
         iteration.start()
 
@@ -622,7 +602,6 @@ class Loop(chainer.FunctionHook):
     def _end(self, iteration: Iteration) -> None:
         if iteration.started:
             seconds = iteration.seconds
-            self._replays.end(self._executor.counters)
             self._settle(iteration)
             iteration.end()  # counts once, also where no plan is found
             self._learning.end(iteration, seconds)
@@ -686,7 +665,6 @@ class Loop(chainer.FunctionHook):
         iteration, evictor = self.iteration, self._executor.evictor
         goal_bytes = self._device.memory.used_bytes - missing_bytes
         iteration.fall_short()
-        self._replays.fall_short()
         if iteration.quiet:
             self._reclaim_quietly(iteration, missing_bytes)
         else:

@@ -10,7 +10,6 @@ from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.guides.operation_key import OperationKey
 from chainer_hybridmem.session.iterations.iteration import Following
 from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
-from chainer_hybridmem.session.planning.planning import BackgroundSearch
 from chainer_hybridmem.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.session.setting.runtime import Runtime
 
@@ -37,7 +36,6 @@ class InstrumentSelector:
         arrays (ModelArrays): Leave while an iteration is recorded, as far as they may.
         guidebook (GuideBook): Knows what is still to be learnt.
         history (IterationHistory): Counts what has its offset.
-        search (BackgroundSearch): Would disturb times.
         detail (Detail): Of recordings.
     """
 
@@ -47,7 +45,6 @@ class InstrumentSelector:
         arrays: ModelArrays,
         guidebook: GuideBook,
         history: IterationHistory,
-        search: BackgroundSearch,
         detail: Detail,
     ) -> None:
         self._runtime = runtime
@@ -56,7 +53,6 @@ class InstrumentSelector:
         self._arrays = arrays
         self._guidebook = guidebook
         self._history = history
-        self._search = search
         self._detail = detail
         self._placed: list[Arena] = []  # of the last iterations in a row
         self._placed_last = -1  # number of the last one
@@ -130,10 +126,7 @@ class InstrumentSelector:
         if instruments.trace_requested and free:
             instruments.trace()
         elif free and guide.wants_times:
-            self._search.stop()  # its thread would disturb the times
             instruments.time()
-        elif free and guide.timed and self._options.feeds_back:
-            instruments.find_late()
         if self._options.arena:
             self._use_arena(guide, may_log and instruments.tracer is None)
 

@@ -1,8 +1,7 @@
 """Makes the plans of a session's guides, and other ones as more becomes known.
 
-A plan is made from a profile, again from the times of the first guided iterations,
-again if its arena does not fit or if the program has taken more memory meanwhile;
-swap-ins that are late move earlier, and a search in the background may find better.
+A plan is made from a profile, again from the times of the first guided iterations, and
+again if its arena does not fit or if the program has taken more memory meanwhile.
 """
 
 from __future__ import annotations
@@ -14,18 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, in_flags
-from chainer_hybridmem.planners import DEFAULT, find_planner
+from chainer_hybridmem.planners import DEFAULT
 from chainer_hybridmem.planners.make import price_rules
-from chainer_hybridmem.recording.stopwatch import Lateness
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.feedback import (
-    moved_earlier,
-    noticeable,
-    with_measured_link,
-)
-from chainer_hybridmem.search.improvement import Improvement
 from chainer_hybridmem.session.guides.guide import Guide
 from chainer_hybridmem.session.guides.guidebook import GuideBook
 from chainer_hybridmem.session.planning.machine_plans import MachinePlans
@@ -47,40 +39,6 @@ from chainer_hybridmem.units import (
     format_count,
     format_seconds,
 )
-
-
-class BackgroundSearch:
-    """The searches of a session; one runs at a time.
-
-    Attributes:
-        improvements (list of Improvement): Those that have begun.
-    """
-
-    def __init__(self) -> None:
-        self.improvements: list[Improvement] = []
-
-    def find(self, problem: Problem) -> Improvement | None:
-        """The search for a problem; None if it has not begun."""
-        return next((i for i in self.improvements if i.problem is problem), None)
-
-    def start(self, problem: Problem, plan: Plan) -> None:
-        """Begins to search for a better plan, unless another search runs."""
-        if not any(other.running for other in self.improvements):
-            found = Improvement(problem, plan.memory_limit_bytes, plan)
-            self.improvements.append(found)
-            found.start()
-
-    def stop(self) -> None:
-        """Ends all searches."""
-        for improvement in self.improvements:
-            improvement.close()
-        self.improvements.clear()
-
-    def forget(self, problem: Problem | None) -> None:
-        """Ends the search for a problem that is no guide's any more."""
-        for improvement in [i for i in self.improvements if i.problem is problem]:
-            improvement.close()
-            self.improvements.remove(improvement)
 
 
 class RulePrices:
@@ -159,7 +117,6 @@ class HostShare:
             self._planning.reserve(guide)
 
 
-FEEDBACK_SHARES = (1.0, 0.5, 0.25, 0.125)  # of the time that a swap-in was late
 LONG_SECONDS = 3.0  # that a program waits without being told why
 SPARE_SHARE = 400  # of the limit, kept free once an arena has not fitted
 LEAST_GAIN = 0.005  # of the time, for which a plan is changed under way
@@ -176,7 +133,6 @@ class Planning:
     Attributes:
         maker (PlanMaker): Makes each of them.
         node (MachinePlans): Shares them with other ranks.
-        search (BackgroundSearch): Goes on beside training.
         rule_prices (RulePrices): What rules cost.
         exceeds_limit (callable): Whether iterations exceed the limit, to find out what
             does.
@@ -197,7 +153,6 @@ class Planning:
         self._keep = keep
         self.maker = PlanMaker(runtime)
         self.node = MachinePlans(runtime, self.maker)
-        self.search = BackgroundSearch()
         self.rule_prices = RulePrices(runtime.options, self.maker)
         self.exceeds_limit: Callable[[], bool] = lambda: False
 
@@ -266,7 +221,6 @@ class Planning:
                 problem,
                 lambda: self.maker.make_plan(guide, problem, planner, options),
             )
-        self.search.stop()
         self._options.plan_with(planner, options)
         self.follow(guide, problem, plan)
         return plan
@@ -333,71 +287,6 @@ class Planning:
                 return plan
         guide.arena.restore(before)  # the plan that changed it is not followed
         return None
-
-    @count_time
-    def adopt(self, guide: Guide) -> None:
-        """Takes over a plan found meanwhile, or begins to look for one.
-
-        One is taken over only now and then: see :attr:`.PlanPace.may_change`.
-        """
-        if self.node.is_followed(guide):
-            return
-        problem, plan = guide.problem, guide.plan
-        assert problem is not None and plan is not None
-        current = self.search.find(problem)
-        if current is None:
-            if find_planner(self._options.planner).improvable:
-                self.search.start(problem, plan)
-            return
-        better = current.better(plan) if guide.pace.may_change else None
-        if better is not None:
-            guide.pace.count_change()
-            guide.spent.add(better.planning_seconds - plan.planning_seconds)
-            if self.maker.arena_fits(guide, problem, better):
-                self.node.announce(guide, problem, better)
-                self.follow(guide, problem, better)
-
-    @count_time
-    def move_late(self, guide: Guide, lateness: Lateness) -> None:
-        """Swap-ins that are late again and again begin earlier from now on.
-
-        Only now and then, like :meth:`adopt`.
-        """
-        if self.node.is_followed(guide):
-            return
-        problem, plan = guide.problem, guide.plan
-        assert problem is not None and plan is not None
-        feedback = guide.pace.feedback
-        late = feedback.take(noticeable(problem, lateness.late_seconds()))
-        if not late or not guide.pace.may_change:
-            return
-        problem = with_measured_link(
-            problem,
-            plan,
-            lateness.copy_seconds('swap-out'),
-            lateness.copy_seconds('swap-in'),
-        )
-        moved = self._move_earlier(guide, problem, plan, late)
-        if moved is plan:
-            feedback.settle(late)
-            return
-        self._tell(f'{len(late)} swap-ins were late: they begin earlier')
-        guide.pace.count_change()
-        bound = self._lower_bound_seconds(guide, problem)
-        moved = dataclasses.replace(moved, lower_bound_seconds=bound)
-        self.node.announce(guide, problem, moved)
-        self.follow(guide, problem, moved)
-
-    def _move_earlier(
-        self, guide: Guide, problem: Problem, plan: Plan, late: dict[int, float]
-    ) -> Plan:
-        """The plan with triggers as much earlier as the arena lets them be."""
-        for share in FEEDBACK_SHARES:
-            part = {storage: share * seconds for storage, seconds in late.items()}
-            moved = moved_earlier(problem, plan, part)
-            if moved is plan or self.maker.arena_fits(guide, problem, moved):
-                return moved
-        return plan
 
     def _lower_bound_seconds(self, guide: Guide, problem: Problem) -> float:
         return lower_bound(problem, self.maker.room_bytes(guide)).seconds
@@ -513,8 +402,6 @@ class Planning:
             old: What it has followed so far, if that was for other times.
         """
         self._executor.settle()
-        if guide.problem is not problem:
-            self.search.forget(guide.problem)
         had_arena = guide.arena.offsets is not None
         guide.follow(problem, plan)
         draft = self.maker.take_draft(plan)

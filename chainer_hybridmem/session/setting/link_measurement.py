@@ -41,11 +41,6 @@ class LinkMeasurement:
         self._tell = runtime.tell
         self._links: Links | None = None
 
-    @property
-    def measured(self) -> Links | None:
-        """The links, if they have been measured."""
-        return self._links
-
     def measure_once(self) -> Links | None:
         """The links as first measured; None if there is no memory to measure yet."""
         if self._links is None:

@@ -8,11 +8,7 @@ from chainer_hybridmem.execution.verifier import Verdict, Verification, Verifier
 from chainer_hybridmem.pools.arena import Arena
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.recording.stopwatch import (
-    Lateness,
-    Stopwatch,
-    measure_hook,
-)
+from chainer_hybridmem.recording.stopwatch import Stopwatch, measure_hook
 from chainer_hybridmem.recording.tracer import Tracer
 from chainer_hybridmem.records.measured_timeline import Measured
 from chainer_hybridmem.records.plan import Plan
@@ -35,7 +31,6 @@ class Instruments:
         recorder (Recorder or None): Makes a profile of the iteration.
         stopwatch (Stopwatch or None): Times its operations.
         tracer (Tracer or None): Traces operations and copies.
-        lateness (Lateness or None): Finds swap-ins that come late.
         log (AllocationLog or None): Logs allocations for an arena.
         placing (bool): Whether allocations have planned offsets.
         settled (bool): Whether those of the iteration before had them, too.
@@ -53,7 +48,6 @@ class Instruments:
         self.recorder: Recorder | None = None
         self.stopwatch: Stopwatch | None = None
         self.tracer: Tracer | None = None
-        self.lateness: Lateness | None = None
         self.log: AllocationLog | None = None
         self.placing = self.settled = self.active = False
         self.trace_requested = False
@@ -128,11 +122,6 @@ class Instruments:
         self.tracer, self.active = Tracer(self._device), True
         self._executor.observers.add(self.tracer)
         self.tracer.enter()
-
-    def find_late(self) -> None:
-        """Finds out which swap-ins are late."""
-        self.lateness = Lateness(self._device)
-        self._executor.observers.add(self.lateness)
 
     def log_allocations(self) -> None:
         """Logs what the iteration allocates."""
@@ -211,9 +200,9 @@ class Instruments:
         """It is no iteration of the plan it has followed; a recording goes on."""
         if self.tracer is not None:
             self.tracer.close()
-        for observer in (self.stopwatch, self.tracer, self.lateness):
+        for observer in (self.stopwatch, self.tracer):
             self._executor.observers.discard(observer)
-        self.stopwatch = self.tracer = self.lateness = None
+        self.stopwatch = self.tracer = None
         self._note_ended()
         self.stop_placing()
 

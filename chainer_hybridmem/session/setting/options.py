@@ -16,8 +16,6 @@ from chainer_hybridmem.planners import (
     DEFAULT,
     check_name,
     check_options,
-    find_planner,
-    improvable_names,
     options_of,
 )
 from chainer_hybridmem.records.rules import check_rules, moves_maps, pairs_of
@@ -29,7 +27,6 @@ from chainer_hybridmem.units import FREE, parse_bandwidth, parse_limit
 
 SESSION_TOLERANCE = 0.005  # of the bound; measured times are not more exact than that
 
-_SWITCHES = {'bool': 'True or False', 'bool | None': 'True, False or None'}  # by type
 _PLACE = '{options}'  # of the options in a docstring
 
 _NOT_OF_PLANS = frozenset(  # options with which the same plan is right
@@ -37,7 +34,7 @@ _NOT_OF_PLANS = frozenset(  # options with which the same plan is right
         *('memory_limit', 'host_limit'),  # their bytes count
         *('device', 'link_bandwidth', 'disk_bandwidth', 'swap_dir'),  # the device tells
         'shared_link',  # the device tells whether there is one; its name is arbitrary
-        *('progress', 'improve', 'feedback', 'cache_dir', 'verify', 'keep_graph'),
+        *('progress', 'cache_dir', 'verify', 'keep_graph'),
         'communicator',  # its ranks count
     }
 )
@@ -67,13 +64,8 @@ class Options:
             share, such as ``'bus0'``. All that give the same name and
             ``link_bandwidth`` together copy no more than that; None for an own link.
         progress: Whether to tell what the session does, or the file to tell.
-        improve: Whether planner ``hybrid`` goes on searching in a thread of low
-            priority. Give it where a core is idle, as with a GPU; where training
-            uses all of them, it takes time from it.
         arena: Whether guided iterations allocate at places laid out beforehand, so
             that nothing is lost to fragmentation; see docs/internals/memory.md.
-        feedback: Whether swap-ins that were late begin earlier in later iterations,
-            as far as the plan's memory allows; None: with planner ``capuchin``.
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
             docs/guide/cross_iteration.md.
@@ -124,9 +116,7 @@ class Options:
     swap_dir: str | None = None
     link_bandwidth: Any = None  # float, once it is checked, as the other one
     progress: Any = False  # bool or file
-    improve: bool = False
     arena: bool = True
-    feedback: bool | None = None
     cross_iteration: CrossIteration = False
     host_limit: int | str | None = None
     disk_bandwidth: Any = None
@@ -144,7 +134,7 @@ class Options:
         rules = self.checked_rules = check_rules(self.rules)
         self.rules = pairs_of(rules)
         self.plans_anyway = named or bool(
-            self.cross_iteration or self.improve or any(map(moves_maps, rules))
+            self.cross_iteration or any(map(moves_maps, rules))
         )
         if self.planner is None:
             default = {'tolerance': SESSION_TOLERANCE}
@@ -152,11 +142,6 @@ class Options:
         else:
             self.plan_with(self.planner, self.planner_options)
         self._check_switches()
-        if self.improve and not find_planner(self.planner).improvable:
-            raise OptionError(
-                f'improve needs planner {" or ".join(map(repr, improvable_names()))}; '
-                f'the planner is {self.planner!r}.'
-            )
         crossing_of(self.cross_iteration)
         check_splitting(self.splitting)
         self.verified_iterations = iterations_of(self.verify)
@@ -225,21 +210,13 @@ class Options:
         """Processes that train together on this machine."""
         return 1 if self.communicator is None else int(self.communicator.intra_size)
 
-    @property
-    def feeds_back(self) -> bool:
-        """Whether late swap-ins are looked for."""
-        if self.feedback is not None:
-            return self.feedback
-        return find_planner(self.planner).feeds_back
-
     def _check_switches(self) -> None:
         for field in dataclasses.fields(self):
-            needed = _SWITCHES.get(str(field.type))
             value = getattr(self, field.name)
-            if needed is None or isinstance(value, bool):
-                continue
-            if value is not None or 'None' not in needed:
-                raise OptionError(f'{field.name} is {value!r}; {needed} is needed.')
+            if str(field.type) == 'bool' and not isinstance(value, bool):
+                raise OptionError(
+                    f'{field.name} is {value!r}; True or False is needed.'
+                )
         told = self.progress
         if told not in (True, False, None) and not hasattr(told, 'write'):
             raise OptionError(

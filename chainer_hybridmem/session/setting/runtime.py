@@ -224,8 +224,7 @@ def open_runtime(
         SessionError: If other ranks do not come.
     """
     device = open_device_of(model, options)
-    may_drop = options.host_limit_bytes is not None
-    executor = Executor(device, may_drop=may_drop, rules=options.checked_rules)
+    executor = Executor(device, rules=options.checked_rules)
     whole = find_planner(options.planner).whole  # nothing runs in parts then
     splitter = Splitter(device, False if whole else options.splitting, tell)
     verified = options.verified_iterations
