@@ -77,10 +77,7 @@ class CompareCommand(base.Command):
         )
         which.add_argument('--all', action='store_true', help='compare all planners')
         arguments.add_time_budget(parser)
-        arguments.add_cross_iteration(parser)
-        arguments.add_host_limit(parser)
-        arguments.add_splitting(parser)
-        arguments.add_rules(parser)
+        arguments.add_options(parser, 'host_limit', *arguments.OF_PLANS)
         arguments.add_sharing(parser)
         parser.add_argument(
             '--tables',

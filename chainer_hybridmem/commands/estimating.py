@@ -55,9 +55,7 @@ def add_plan(parser: argparse.ArgumentParser) -> Any:
     """
     group = parser.add_argument_group(PLANS)
     arguments.add_planner(group)
-    arguments.add_cross_iteration(group)
-    arguments.add_splitting(group)
-    arguments.add_rules(group)
+    arguments.add_options(group, *arguments.OF_PLANS)
     arguments.add_sharing(group)
     return group
 

@@ -9,6 +9,7 @@ from chainer_hybridmem.commands.profile import values
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.units import parse_bandwidth
 
 LINK_BANDWIDTH = 12e9  # of PCIe 3.0 x16, bytes per second
 LATENCY_SECONDS = 1e-5
@@ -40,7 +41,7 @@ class ImportCommand(base.Command):
         )
         parser.add_argument(
             '--link',
-            type=arguments.bandwidth,
+            type=arguments.reader(parse_bandwidth),
             default=LINK_BANDWIDTH,
             metavar='RATE',
             help='of the path to host memory, which such files do not know; default '

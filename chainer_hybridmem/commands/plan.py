@@ -59,10 +59,7 @@ class PlanCommand(base.Command):
             '--maps', action='store_true', help='list every feature map, too'
         )
         arguments.add_time_budget(parser)
-        arguments.add_cross_iteration(parser)
-        arguments.add_host_limit(parser)
-        arguments.add_splitting(parser)
-        arguments.add_rules(parser)
+        arguments.add_options(parser, 'host_limit', *arguments.OF_PLANS)
         arguments.add_sharing(parser)
         parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
         arguments.add_json(parser)

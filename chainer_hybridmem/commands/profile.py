@@ -85,7 +85,7 @@ def _record_network(args: argparse.Namespace) -> Recording:
     with Progress(iterations, sys.stderr, plain=False) as progress:
         recorded = recording.record(
             network,
-            recording.Memory.of(args, network, progress.lines),
+            recording.find_memory(args, network, progress.lines),
             iterations,
             progress.lines,
             began=lambda number: progress.step(f'recording {args.arch}'),

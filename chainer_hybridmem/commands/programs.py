@@ -293,22 +293,10 @@ def memory_options(
         HybridMemoryError: If it cannot be recorded.
     """
     arguments.check_copies(args)
-    limit: arguments.Limit = args.memory_limit
-    limit_bytes, plain_bytes = limit.bytes_of(1), None
-    if limit.is_share:
-        recorded = record(program)
-        plain_bytes = recorded.find_peak()
-        limit_bytes = limit.bytes_of(plain_bytes)
-    options = {
-        'memory_limit': limit_bytes,
-        'swap_dir': args.swap_dir and os.path.abspath(args.swap_dir),
-        'link_bandwidth': args.link_bandwidth,
-        'host_limit': args.host_limit,
-        'disk_bandwidth': args.disk_bandwidth,
-        'shared_link': args.shared_link,
-        'cross_iteration': args.cross_iteration,
-        'splitting': args.splitting,
-    }
+    limit_bytes, plain_bytes = args.memory_limit.find_bytes(
+        lambda: record(program).find_peak()
+    )
+    options = {'memory_limit': limit_bytes, **arguments.session_options(args)}
     return options, plain_bytes
 
 

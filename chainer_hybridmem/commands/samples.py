@@ -22,8 +22,6 @@ from chainer_hybridmem.units import format_count
 FORMAT = 'chainer_hybridmem/samples'
 VERSION = 1
 ITERATIONS = 10
-# Nothing is to be in the way of two small iterations; the machine has its own limit.
-NO_LIMIT_BYTES = 2**50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +125,7 @@ def record(
     insize = insize or recording.find_insize(arch)  # or there is no such architecture
     recording.choose_device(sampling.device, '--record-on')  # or there is none
     profiles: list[Profile] = []
-    memory = recording.Memory(NO_LIMIT_BYTES, sampling.device)
+    memory = recording.Memory(recording.AMPLE_BYTES, sampling.device)
     for batchsize in batchsizes:
         what = f'recording {arch}, batch size {batchsize}'
         progress.step(what, at_once=True)

@@ -50,7 +50,7 @@ class VerifyCommand(base.Command):
             help='how many; the first ones only record, the others follow the plan; '
             f'default {ITERATIONS}',
         )
-        arguments.add_rules(parser)
+        arguments.add_options(parser, 'rules')
         arguments.add_json(parser)
         programs.add(parser)
 
@@ -85,9 +85,9 @@ def _verify_network(
     with Progress(steps, sys.stderr) as progress:
         if args.memory_limit.is_share:
             progress.step('recording the in-core peak')
-        memory = recording.Memory.of(args, network)
+        memory = recording.find_memory(args, network)
         limited, other = (
-            train(network, memory, args.iterations, name, args.rules, progress)
+            train(network, memory, args.iterations, name, progress)
             for name in (planner, None if against == IN_CORE else against)
         )
     return {
@@ -106,8 +106,7 @@ def _verify_program(
     options, _ = programs.memory_options(args, program)
 
     def train(name: str | None) -> VerifiedRun:
-        chosen = {**options, 'planner': name, 'rules': args.rules}
-        chosen['verify'] = args.iterations
+        chosen = {**options, 'planner': name, 'verify': args.iterations}
         run: VerifiedRun = programs.ask(
             program,
             'ProgramVerifier',
@@ -151,7 +150,6 @@ def train(
     memory: Memory,
     iterations: int,
     planner: str | None,
-    rules: Any,
     progress: Progress,
 ) -> VerifiedRun:
     """Trains from the same seed every time.
@@ -161,7 +159,6 @@ def train(
         memory: What to train it in.
         iterations: How many.
         planner: Plans; None for plain Chainer without a limit.
-        rules: What its plans obey.
         progress: Has a step for each iteration.
 
     Raises:
@@ -180,7 +177,7 @@ def train(
             drawing.seed_gpu(0)
         if planner is None:
             return train_plain(training, iterations, progress)
-        return train_limited(training, memory, iterations, planner, rules, progress)
+        return train_limited(training, memory, iterations, planner, progress)
     except (HybridMemoryError, MemoryError):
         raise
     except Exception as error:
@@ -204,7 +201,6 @@ def train_limited(
     memory: Memory,
     iterations: int,
     planner: str,
-    rules: Any,
     progress: Progress,
 ) -> VerifiedRun:
     """Trains in a session that verifies every iteration that follows a plan.
@@ -223,8 +219,7 @@ def train_limited(
         planner,
         progress=progress.lines,
         verify=iterations,
-        rules=rules,
-        **memory.session_options(),
+        **memory.options,
     ) as session:
         for _ in range(iterations):
             progress.step(f'training with {planner}')
