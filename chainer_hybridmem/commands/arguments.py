@@ -22,6 +22,7 @@ from chainer_hybridmem.units import (
 )
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.records.profile import Profile
     from chainer_hybridmem.simulation import Problem
 
 
@@ -348,15 +349,60 @@ def add_time_budget(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sharing(parser: Any) -> None:
-    """Adds ``--shared-by`` of the commands that plan."""
-    parser.add_argument(
+def add_problem(group: Any, *more: str) -> None:
+    """Adds the flags that say what is planned of a profile.
+
+    Args:
+        group: Parser, or group of its arguments.
+        more: Options of a session beside ``OF_PLANS``.
+    """
+    add_options(group, *more, *OF_PLANS)
+    group.add_argument(
         '--shared-by',
         type=ranks,
         metavar='N',
         help='plan for N equal processes that copy over the same link at the same '
         'time; default: as the profile says',
     )
+
+
+def problem_of(args: argparse.Namespace, profile: Profile) -> Problem:
+    """What is planned of a profile, with the flags of :func:`add_problem`.
+
+    Raises:
+        OptionError: If a rule names nothing.
+    """
+    from chainer_hybridmem.records.sharing import share_links
+    from chainer_hybridmem.simulation import make_problem
+
+    return make_problem(
+        share_links(profile, args.shared_by),
+        args.cross_iteration,
+        vars(args).get('host_limit'),
+        args.splitting,
+        rules=args.rules,
+    )
+
+
+def planner_of(args: argparse.Namespace, usual: str | None = None) -> str:
+    """The planner of a command line.
+
+    Args:
+        args: With the flag of :func:`add_planner`.
+        usual: What counts where none is named; None for the default planner.
+
+    Raises:
+        UnknownNameError: If there is none with this name.
+    """
+    from chainer_hybridmem.planners import DEFAULT, check_name
+
+    named = args.planner
+    return check_name((usual or DEFAULT) if named is None else named)
+
+
+def add_output(parser: Any, help: str, required: bool = False) -> None:
+    """Adds ``--output``, the file that a command writes."""
+    parser.add_argument('-o', '--output', metavar='FILE', help=help, required=required)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

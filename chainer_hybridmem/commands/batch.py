@@ -51,9 +51,7 @@ class BatchCommand(base.Command):
             help='least speed, such as 80%%: images per second over those of the same '
             'batch without a limit; default: any',
         )
-        parser.add_argument(
-            '-o', '--output', metavar='FILE', help='where to save the plan'
-        )
+        arguments.add_output(parser, 'where to save the plan')
         parser.add_argument(
             '--profile', metavar='FILE', help='where to save what the plan is for'
         )
@@ -62,11 +60,10 @@ class BatchCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import MOST_PICTURES
-        from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.planners.largest_batch import find_largest_batch
-        from chainer_hybridmem.simulation import make_problem
+        from chainer_hybridmem.simulation.problem import with_host_limit
 
-        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        planner = arguments.planner_of(args)
         for other in (args.output, args.json):
             outputs.check_outputs(args.profile, other)
         read = [] if args.samples is None else [args.samples]
@@ -81,13 +78,8 @@ class BatchCommand(base.Command):
 
         def problem_of(batchsize: int) -> Problem:
             progress.detail(f'{what}: batch size {batchsize}')
-            return make_problem(
-                sampled.step.profile(batchsize),
-                args.cross_iteration,
-                host_limit_bytes=host_limit_bytes,
-                splitting=args.splitting,
-                rules=args.rules,
-            )
+            problem = arguments.problem_of(args, sampled.step.profile(batchsize))
+            return with_host_limit(problem, host_limit_bytes)
 
         with estimating.open_progress(args, 1) as progress:
             sampled = estimating.obtain(args, program, progress)

@@ -55,8 +55,7 @@ def add_plan(parser: argparse.ArgumentParser) -> Any:
     """
     group = parser.add_argument_group(PLANS)
     arguments.add_planner(group)
-    arguments.add_options(group, *arguments.OF_PLANS)
-    arguments.add_sharing(group)
+    arguments.add_problem(group)
     return group
 
 
@@ -188,11 +187,7 @@ def obtain(
             progress,
         )
         pairs = [(sampled.pair, 1)]
-        named: dict[str, Any] = {
-            'arch': sampled.arch,
-            'insize': sampled.insize,
-            'n_class': sampled.n_class,
-        }
+        named: dict[str, Any] = sampled.named
     else:
         pairs, note = programs.record_samples(program, batchsizes, here, progress)
         named = {'program': program.words, 'batch_arg': program.batch_arg}

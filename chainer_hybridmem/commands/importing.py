@@ -47,9 +47,7 @@ class ImportCommand(base.Command):
             help='of the path to host memory, which such files do not know; default '
             '12GB/s',
         )
-        parser.add_argument(
-            '-o', '--output', metavar='FILE', required=True, help='where to save it'
-        )
+        arguments.add_output(parser, 'where to save it', required=True)
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.commands.base import import_chainer
@@ -18,6 +18,9 @@ from chainer_hybridmem.records import library
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.units import format_count
+
+if TYPE_CHECKING:
+    from chainer_hybridmem.commands.recording import Network
 
 FORMAT = 'chainer_hybridmem/samples'
 VERSION = 1
@@ -39,6 +42,11 @@ class Samples:
     insize: int
     n_class: int
     pair: SamplePair
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The network as plain values."""
+        return {'arch': self.arch, 'insize': self.insize, 'n_class': self.n_class}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,39 +123,57 @@ def record(
         ProfileMismatchError: If the two iterations differ.
         HybridMemoryError: If the network cannot be trained.
     """
-    batchsizes = sampling.batchsizes
-    check_ascending(batchsizes, '--sample-batches')
     import_chainer()
+    from chainer_hybridmem.commands import recording
+
+    memory = recording.Memory(recording.AMPLE_BYTES, sampling.device)
+
+    def record_one(network: Network, what: str) -> Profile:
+        recorded = recording.record(
+            network,
+            memory,
+            ITERATIONS,
+            io.StringIO(),
+            sampling.parts,
+            sampling.timed,
+            lambda number: progress.detail(f'{what}, iteration {number}'),
+        )
+        return recorded.problem.profile
+
+    return record_pair(arch, insize, n_class, sampling, progress, record_one)
+
+
+def record_pair(
+    arch: str,
+    insize: int | None,
+    n_class: int,
+    sampling: Sampling,
+    progress: Progress,
+    record_one: Callable[[Network, str], Profile],
+) -> Samples:
+    """Records a network at both batch sizes.
+
+    Args:
+        arch: As for :func:`obtain`, and so are others.
+        record_one: Records a network; is told in words what is recorded.
+    """
+    batchsizes = check_ascending(sampling.batchsizes, '--sample-batches')
     import numpy as np
 
     from chainer_hybridmem.commands import recording
 
     insize = insize or recording.find_insize(arch)  # or there is no such architecture
     recording.choose_device(sampling.device, '--record-on')  # or there is none
-    profiles: list[Profile] = []
-    memory = recording.Memory(recording.AMPLE_BYTES, sampling.device)
+    profiles = []
     for batchsize in batchsizes:
         what = f'recording {arch}, batch size {batchsize}'
         progress.step(what, at_once=True)
         network = recording.Network(arch, batchsize, insize, n_class)
         # Only memory counts here: training may well diverge.
         with np.errstate(all='ignore'):
-            recorded = recording.record(
-                network,
-                memory,
-                ITERATIONS,
-                io.StringIO(),
-                sampling.parts,
-                sampling.timed,
-                functools.partial(_show_iteration, progress, what),
-            )
-        profiles.append(recorded.problem.profile)
+            profiles.append(record_one(network, what))
     pair = SamplePair.match(profiles[0], profiles[1], batchsizes)
     return Samples(arch, insize, n_class, pair)
-
-
-def _show_iteration(progress: Progress, what: str, number: int) -> None:
-    progress.detail(f'{what}, iteration {number}')
 
 
 def save(samples: Samples, path: str) -> None:
@@ -160,9 +186,7 @@ def save(samples: Samples, path: str) -> None:
     body = {
         'format': FORMAT,
         'version': VERSION,
-        'arch': samples.arch,
-        'insize': samples.insize,
-        'n_class': samples.n_class,
+        **samples.named,
         'batchsizes': list(pair.batchsizes),
         'profiles': [
             json.loads(serialise_profile(p)) for p in (pair.small, pair.large)

@@ -24,12 +24,8 @@ class ShowCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         arguments.add_planned(parser)
         arguments.add_measured(parser)
-        parser.add_argument(
-            '-o',
-            '--output',
-            metavar='FILE',
-            required=True,
-            help='picture to write, or a table that ends in .txt',
+        arguments.add_output(
+            parser, 'picture to write, or a table that ends in .txt', required=True
         )
 
     def run(self, args: argparse.Namespace) -> int:

@@ -34,12 +34,8 @@ class TraceCommand(base.Command):
             metavar='FILE',
             help='also write mallocs and frees for pytorch.org/memory_viz',
         )
-        parser.add_argument(
-            '-o',
-            '--output',
-            metavar='FILE',
-            required=True,
-            help="trace to write; '-' for standard output",
+        arguments.add_output(
+            parser, "trace to write; '-' for standard output", required=True
         )
 
     def run(self, args: argparse.Namespace) -> int:
