@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 import chainer
@@ -126,6 +126,11 @@ class Training(NamedTuple):
     optimizer: Any
     examples: tuple[np.ndarray, ...]
 
+    @property
+    def insize(self) -> int:
+        """Height and width of the pictures."""
+        return int(self.examples[0].shape[-1])
+
     def step(self) -> Any:
         """Trains one iteration; returns the array of the loss.
 
@@ -186,17 +191,13 @@ def record(
         HybridMemoryError: If the network cannot be trained on such pictures.
     """
     device = choose_device(memory.device)
-    try:
+    with explaining(network):
         training = prepare(network, device)
-        insize = training.examples[0].shape[-1]
-        network = dataclasses.replace(network, insize=insize)
+    network = dataclasses.replace(network, insize=training.insize)
+    with explaining(network):
         session = open_session(training.model, memory, progress, parts, timed)
         session.stops = not timed
         recorded = _run(network, training, session, iterations, began)
-    except (HybridMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        raise explained(network, error) from error
     if memory.plain_peak_bytes is None:
         return recorded
     problem = with_plain_peak(recorded.problem, memory.plain_peak_bytes)
@@ -210,16 +211,15 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
         UnknownNameError: If there is no such architecture.
         HybridMemoryError: If the network cannot be run on such pictures.
     """
-    try:
-        model, _, examples = prepare(network, device)
-        network = dataclasses.replace(network, insize=examples[0].shape[-1])
-        return inference_recorder.record_inference(
-            model, *map(model.xp.array, examples)
-        )
-    except (HybridMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        raise explained(network, error, 'run') from error
+    with explaining(network, 'run'):
+        training = prepare(network, device)
+    network, model = (
+        dataclasses.replace(network, insize=training.insize),
+        training.model,
+    )
+    with explaining(network, 'run'):
+        batch = map(model.xp.array, training.examples)
+        return inference_recorder.record_inference(model, *batch)
 
 
 def find_insize(arch: str) -> int:
@@ -312,10 +312,22 @@ def _run(
     )
 
 
-def explained(
-    network: Network, error: Exception, done: str = 'trained'
-) -> HybridMemoryError:
-    """What Chainer, NumPy or the user's own class raised, in one line."""
+@contextlib.contextmanager
+def explaining(network: Network, done: str = 'trained') -> Iterator[None]:
+    """Tells in one line what Chainer, NumPy or the user's own class raises.
+
+    Raises:
+        HybridMemoryError: In place of any other error but MemoryError.
+    """
+    try:
+        yield
+    except (HybridMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise HybridMemoryError(_explain(network, error, done)) from error
+
+
+def _explain(network: Network, error: Exception, done: str) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     size = f' of {network.insize}x{network.insize}' if network.insize else ''
     contract = ''
@@ -325,7 +337,7 @@ def explained(
             f'{network.n_class - 1} and returns the loss; another number of classes is '
             f'named with --n-class, another size of pictures with --insize.'
         )
-    return HybridMemoryError(
+    return (
         f'{network.arch} cannot be {done} on '
         f'{format_count(network.batchsize, "picture")}{size}: '
         f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).'

@@ -170,7 +170,7 @@ def train(
 
     device = recording.choose_device(memory.device)
     options = {**memory.options, 'verify': iterations, 'progress': progress.lines}
-    try:
+    with recording.explaining(network):
         training = recording.prepare(network, device)
         if device.xp is not np:
             drawing.seed_gpu(0)
@@ -178,10 +178,6 @@ def train(
         if planner != IN_CORE:
             session = optimize(training.model, memory.limit_bytes, planner, **options)
         run = _follow(training, session, iterations, progress)
-    except (HybridMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        raise recording.explained(network, error) from error
     return _check_guided(run, planner)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import chainer
 
 from chainer_hybridmem.records.measured_timeline import Measured
-from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.reporting.page import (
@@ -21,6 +21,7 @@ from chainer_hybridmem.reporting.page import (
     make_text,
     make_text_page,
 )
+from chainer_hybridmem.reporting.page.figures import plan_figures
 from chainer_hybridmem.reporting.rows import (
     ACTIONS,
     ALL_REDUCE,
@@ -167,10 +168,8 @@ def _plan_figures(s: dict[str, Any], plan: Plan, profile: Profile) -> dict[str, 
     bound = s['lower_bound_seconds']
     stale = measured is not None and measured < bound
     return {
+        **plan_figures(profile, plan),
         **s,
-        **{f'{a.value}_bytes': plan.action_bytes(profile, a) for a in Action},
-        'sources': len(plan.sources),
-        'source_bytes': plan.source_bytes(profile),
         'all_reduce_seconds': profile.all_reduce_seconds,
         'exchanged_bytes': profile.exchanged_bytes,
         'by': plan.planner,

@@ -171,12 +171,23 @@ class Options:
             the model's device.
         swap_dir: Host device only: folder for swapped feature maps instead of
             RAM or, with ``host_limit``, for those that RAM has no room for.
+        host_limit: Most bytes of RAM for the host copies of swapped feature maps, such
+            as ``'8GiB'``. Beyond them, ``swap_dir`` is used; without it, no more is
+            swapped. None: no limit or, with ``swap_dir``, no RAM.
+        splitting: Whether a function that does not fit as a whole runs in parts:
+            ``'exact'`` where that keeps every bit, True also where results are then
+            equal up to rounding only, False never; see docs/guide/splitting.md.
+        rules: What plans may do with feature maps, by name of a layer or function,
+            such as ``{'*/conv1/*': 'keep', 'LSTM': 'no recompute', 'decoder/*': 'at
+            most 2GiB'}``; see docs/guide/rules.md.
+        verify: How many of the first guided iterations are checked bit by bit; True:
+            three. See docs/guide/checking.md.
+        progress: Whether to tell what the session does, or the file to tell.
         link_bandwidth: Host device only: most bytes per second and direction
             for swapping, such as ``'100MB/s'``.
         shared_link: Host device only: name of a link that processes of this machine
             share, such as ``'bus0'``. All that give the same name and
             ``link_bandwidth`` together copy no more than that; None for an own link.
-        progress: Whether to tell what the session does, or the file to tell.
         improve: Whether planner ``hybrid`` goes on searching in a thread of low
             priority. Give it where a core is idle, as with a GPU; where training
             uses all of them, it takes time from it.
@@ -187,25 +198,14 @@ class Options:
         cross_iteration: Whether optimizer states (``'states'``) or these and
             parameters (``'all'`` or True) may leave between their uses, too; see
             docs/guide/cross_iteration.md.
-        host_limit: Most bytes of RAM for the host copies of swapped feature maps, such
-            as ``'8GiB'``. Beyond them, ``swap_dir`` is used; without it, no more is
-            swapped. None: no limit or, with ``swap_dir``, no RAM.
         disk_bandwidth: Host device only: like ``link_bandwidth``, for copies to and
             from ``swap_dir``.
-        splitting: Whether a function that does not fit as a whole runs in parts:
-            ``'exact'`` where that keeps every bit, True also where results are then
-            equal up to rounding only, False never; see docs/guide/splitting.md.
         cache_dir: Folder in which plans are kept, so that the next process that trains
             the same iterations under the same circumstances follows them from its
             first one; see docs/guide/cache_dir.md.
-        verify: How many of the first guided iterations are checked bit by bit; True:
-            three. See docs/guide/checking.md.
         communicator: ChainerMN's, where several processes train together: those of one
             node measure their link at once and follow one plan, and ``host_limit`` is
             that of the node; see docs/guide/data_parallel.md.
-        rules: What plans may do with feature maps, by name of a layer or function,
-            such as ``{'*/conv1/*': 'keep', 'LSTM': 'no recompute', 'decoder/*': 'at
-            most 2GiB'}``; see docs/guide/rules.md.
         keep_graph: Whether a graph that outlives the session comes back whole, also
             beyond ``memory_limit``. Else it does as far as the limit has room, and a
             read of the rest says that it is gone.
@@ -239,26 +239,6 @@ class Options:
             FOLDER,
         ),
     )
-    link_bandwidth: Any = _of_device(
-        None,
-        _bandwidth,
-        Flag('slow swapping down, such as 2GB/s; default as it is', *RATE),
-    )
-    progress: Any = _of_run(
-        False, _file_or_switch, Flag('tell what the session does'), recorded=True
-    )
-    improve: bool = _of_run(False, _switch)
-    arena: bool = _option(True, _switch)
-    feedback: bool | None = _of_run(None, _switch_or_none)
-    cross_iteration: CrossIteration = _of_problem(
-        False,
-        _crossing,
-        Flag.of_words(
-            'optimizer states, or these and parameters (all), may leave between their '
-            'uses, too; default: they stay',
-            {'states': 'states', 'all': 'all'},
-        ),
-    )
     host_limit: int | str | None = _of_device(
         None,
         flag=Flag(
@@ -266,17 +246,6 @@ class Options:
             '--swap-dir (of hybridmem profile), or is not swapped; default: no limit',
             'SIZE',
             functools.partial(parse_bytes, least=0),
-        ),
-    )
-    disk_bandwidth: Any = _of_device(
-        None,
-        _bandwidth,
-        Flag('slow copies to and from --swap-dir down, such as 200MB/s', *RATE),
-    )
-    shared_link: str | None = _of_device(  # its name is arbitrary
-        None,
-        flag=Flag(
-            'share --link-bandwidth with all processes that give this name', 'NAME'
         ),
     )
     splitting: Splitting = _of_problem(
@@ -289,11 +258,6 @@ class Options:
             {'exact': EXACT, 'true': True, 'false': False},
         ),
     )
-    cache_dir: Any = _of_run(
-        None, _folder, Flag('keep plans here for the next run', FOLDER)
-    )
-    verify: bool | int = _of_run(False, flag=Flag('check three guided iterations'))
-    communicator: Any = _of_run(None, _communicator)  # its ranks count
     rules: Any = _of_problem(  # pairs of pattern and rule, once they are checked
         None,
         _rules,
@@ -307,6 +271,42 @@ class Options:
             repeated=True,
         ),
     )
+    verify: bool | int = _of_run(False, flag=Flag('check three guided iterations'))
+    progress: Any = _of_run(
+        False, _file_or_switch, Flag('tell what the session does'), recorded=True
+    )
+    link_bandwidth: Any = _of_device(
+        None,
+        _bandwidth,
+        Flag('slow swapping down, such as 2GB/s; default as it is', *RATE),
+    )
+    improve: bool = _of_run(False, _switch)
+    arena: bool = _option(True, _switch)
+    feedback: bool | None = _of_run(None, _switch_or_none)
+    cross_iteration: CrossIteration = _of_problem(
+        False,
+        _crossing,
+        Flag.of_words(
+            'optimizer states, or these and parameters (all), may leave between their '
+            'uses, too; default: they stay',
+            {'states': 'states', 'all': 'all'},
+        ),
+    )
+    disk_bandwidth: Any = _of_device(
+        None,
+        _bandwidth,
+        Flag('slow copies to and from --swap-dir down, such as 200MB/s', *RATE),
+    )
+    shared_link: str | None = _of_device(  # its name is arbitrary
+        None,
+        flag=Flag(
+            'share --link-bandwidth with all processes that give this name', 'NAME'
+        ),
+    )
+    cache_dir: Any = _of_run(
+        None, _folder, Flag('keep plans here for the next run', FOLDER)
+    )
+    communicator: Any = _of_run(None, _communicator)  # its ranks count
     keep_graph: bool = _of_run(False, _switch)
     planner_options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -409,6 +409,7 @@ OPTIONS = {  # by name; those of planners are others
     for field in dataclasses.fields(Options)
     if field.name != 'planner_options'
 }
+USUAL = 9  # options come first; few programs need the others
 RECORDED_WITH = [name for name in OPTIONS if OPTIONS[name].metadata['recorded']]
 
 
