@@ -18,14 +18,21 @@ from chainer_hybridmem.commands import (
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.rows import times_rows
-from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
+from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.planners.largest_batch import Batch, LargestBatch, Refusal
     from chainer_hybridmem.simulation import Problem
 
-HEADERS = ('', 'batch', 's / iteration', 'images / s', 'speed', 'peak')
+COLUMNS = (
+    Column('', 'name'),
+    Column('batch', 'batchsize'),
+    Column('s / iteration', 'iteration_seconds', 'seconds'),
+    Column('images / s', 'examples_per_second', '{:.1f}'.format),
+    Column('speed', 'speed_share', 'share'),
+    Column('peak', 'peak_bytes', 'bytes'),
+)
 
 
 class BatchCommand(base.Command):
@@ -66,8 +73,7 @@ class BatchCommand(base.Command):
         planner = arguments.planner_of(args)
         for other in (args.output, args.json):
             outputs.check_outputs(args.profile, other)
-        read = [] if args.samples is None else [args.samples]
-        outputs.check_outputs(args.profile, inputs=read)
+        outputs.check_outputs(args.profile, inputs=(args.samples,))
         program = estimating.find_program(args)
         if program is not None and program.batch_arg is None:
             raise OptionError(
@@ -163,7 +169,7 @@ def describe(found: LargestBatch, times: Sequence[tuple[str, str]] = ()) -> str:
         _row(found.planner, found.planned, found.refusal),
     ]
     return '\n\n'.join(
-        [named_values('largest batch', wanted), table(HEADERS, rows)]
+        [named_values('largest batch', wanted), figures_table(COLUMNS, rows)]
         + [
             f'Batch size {refusal.batchsize} does not fit {how}: {refusal.reason}.'
             for how, refusal in (
@@ -175,14 +181,8 @@ def describe(found: LargestBatch, times: Sequence[tuple[str, str]] = ()) -> str:
     )
 
 
-def _row(name: str, batch: Batch | None, refusal: Refusal | None) -> list[str]:
+def _row(name: str, batch: Batch | None, refusal: Refusal | None) -> dict[str, Any]:
     if batch is None:
-        return [name, 'none', *[UNKNOWN] * 4]
-    return [
-        name,
-        str(batch.batchsize) + ('' if refusal else ' or more'),
-        format_seconds(batch.seconds),
-        f'{batch.examples_per_second:.1f}',
-        f'{batch.speed_share:.1%}',
-        format_bytes(batch.peak_bytes),
-    ]
+        return {'name': name, 'batchsize': 'none'}
+    size = str(batch.batchsize) + ('' if refusal else ' or more')
+    return {**(_batch(batch) or {}), 'name': name, 'batchsize': size}

@@ -171,8 +171,7 @@ def obtain(
     ways(model, args.convolution, args.recompute)
     if args.samples is None or not os.path.isfile(args.samples):
         outputs.check_output(args.samples)
-    read = [path for path in (args.samples,) if path is not None]
-    outputs.check_outputs(args.output, args.json, inputs=read)
+    outputs.check_outputs(args.output, args.json, (args.samples,))
     here, note = model is None, None
     batchsizes = args.sample_batches
     if batchsizes is None:

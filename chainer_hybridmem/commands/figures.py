@@ -22,7 +22,9 @@ LONGEST_STALLS = 5  # that are listed
 NOT_KNOWN = (  # where there is no plan
     *('iteration_seconds', 'overhead', 'peak_bytes', 'host_bytes', 'disk_bytes'),
     *('planning_seconds', 'lower_bound_seconds', 'gap', 'simulations'),
+    *('sources', 'source_bytes'),
     *(action.value for action in Action),
+    *(f'{action.value}_bytes' for action in Action),
 )
 
 

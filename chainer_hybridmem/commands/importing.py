@@ -56,8 +56,7 @@ class ImportCommand(base.Command):
         from chainer_hybridmem.records.profile import Link
         from chainer_hybridmem.simulation import make_problem
 
-        inputs = [path for path in (args.file, args.times) if path is not None]
-        outputs.check_outputs(args.output, args.json, inputs=inputs)
+        outputs.check_outputs(args.output, args.json, (args.file, args.times))
         link = Link(LATENCY_SECONDS, args.link, args.link)
         profile = import_profile(args.kind, args.file, link, args.times)
         library.save(profile, args.output)

@@ -72,8 +72,7 @@ class LayoutCommand(base.Command):
         from chainer_hybridmem.pools.layout import check_alignment
         from chainer_hybridmem.pools.replay import recommend
 
-        inputs = [path for path in (args.iteration, args.plan) if path is not None]
-        outputs.check_outputs(args.output, args.json, inputs=inputs)
+        outputs.check_outputs(args.output, args.json, (args.iteration, args.plan))
         if args.alignment is not None:
             check_alignment(args.alignment)
         names = list(dict.fromkeys(args.pool or catalogue.POOLS))

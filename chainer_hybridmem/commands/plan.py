@@ -77,7 +77,8 @@ class PlanCommand(base.Command):
             needs_options,
         )
 
-        planner = arguments.planner_of(args, args.manual and 'manual')
+        usual = None if args.manual is None else 'manual'
+        planner = arguments.planner_of(args, usual)
         options = read_options(args.option)
         if args.manual is not None:
             if planner != 'manual':
@@ -93,8 +94,7 @@ class PlanCommand(base.Command):
                 f'Planner {planner} does nothing without options; give it some with '
                 f'--option or, to planner manual, a file with --manual.'
             )
-        inputs = [path for path in (args.profile, args.manual) if path is not None]
-        outputs.check_outputs(args.output, args.json, inputs=inputs)
+        outputs.check_outputs(args.output, args.json, (args.profile, args.manual))
         problem = arguments.problem_of(args, library.load_profile(args.profile))
         figures.load_kernels(problem)
         limit_bytes = args.memory_limit.bytes_for(problem)

@@ -34,7 +34,7 @@ class ShowCommand(base.Command):
         from chainer_hybridmem.reporting.rows import as_table
 
         outputs.check_outputs(
-            args.output, inputs=planned_iteration.planned_inputs(args)
+            args.output, inputs=(args.profile, args.plan, args.measured)
         )
         profile, plan, timeline, measured = planned_iteration.load_iteration(args)
         if args.output.lower().endswith(TABLE):

@@ -42,7 +42,7 @@ class TraceCommand(base.Command):
         from chainer_hybridmem.reporting import memory_viz
         from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 
-        inputs = planned_iteration.planned_inputs(args)
+        inputs = args.profile, args.plan, args.measured
         output = None if args.output == outputs.STDOUT else args.output
         outputs.check_outputs(output, args.snapshot, inputs)
         if args.snapshot == outputs.STDOUT:
