@@ -67,19 +67,21 @@ class VerifyCommand(base.Command):
                 f'--planner or --against.'
             )
         outputs.check_output(args.json)
+        other = None if against == IN_CORE else against
         program = programs.find(args, device='auto')
         if program is None:
-            figures = _verify_network(args, planner, against)
+            figures = _verify_network(args, planner, other)
         else:
-            figures = _verify_program(args, program, planner, against)
+            figures = _verify_program(args, program, planner, other)
         figures = {**figures, 'planner': planner, 'against': against}
         outputs.publish(text(figures), figures, args.json)
         return 0 if figures['same'] else 1
 
 
 def _verify_network(
-    args: argparse.Namespace, planner: str, against: str
+    args: argparse.Namespace, planner: str, against: str | None
 ) -> dict[str, Any]:
+    """Trains within the limit, and with another planner or, with None, without."""
     base.import_chainer()
     from chainer_hybridmem.commands import recording
 
@@ -101,17 +103,20 @@ def _verify_network(
 
 
 def _verify_program(
-    args: argparse.Namespace, program: programs.Program, planner: str, against: str
+    args: argparse.Namespace,
+    program: programs.Program,
+    planner: str,
+    against: str | None,
 ) -> dict[str, Any]:
-    """Runs a program within the limit and without; once more without if bits differ."""
+    """Likewise for a program; once more without a limit if bits differ."""
     options, _ = programs.memory_options(args, program)
 
-    def train(name: str) -> VerifiedRun:
+    def train(name: str | None) -> VerifiedRun:
         told = {**options, 'planner': name, 'verify': args.iterations}
         run: VerifiedRun = programs.ask(
             program,
             'ProgramVerifier',
-            options=None if name == IN_CORE else told,
+            options=None if name is None else told,
             iterations=args.iterations,
         )
         return _check_guided(run, name)
@@ -119,12 +124,12 @@ def _verify_program(
     with Progress(2, sys.stderr) as progress:
         progress.step(f'training {program.title} with {planner}', at_once=True)
         limited = train(planner)
-        progress.step(f'training {program.title}, {against}', at_once=True)
+        progress.step(f'training {program.title}, {args.against}', at_once=True)
         other = train(against)
         figures = compare(limited, other)
         if not figures['same']:
-            plain = other if against == IN_CORE else train(IN_CORE)
-            figures['deterministic'] = compare(plain, train(IN_CORE))['same']
+            plain = other if against is None else train(None)
+            figures['deterministic'] = compare(plain, train(None))['same']
     return {
         'program': program.words,
         'batchsize': None,
@@ -133,8 +138,8 @@ def _verify_program(
     }
 
 
-def _check_guided(run: VerifiedRun, planner: str) -> VerifiedRun:
-    if planner != IN_CORE and not any(run.guided):
+def _check_guided(run: VerifiedRun, planner: str | None) -> VerifiedRun:
+    if planner is not None and not any(run.guided):
         raise HybridMemoryError(
             f'None of {format_count(len(run.guided), "iteration")} has followed a plan '
             f'of {planner}; allow more with --iterations.'
@@ -146,7 +151,7 @@ def train(
     network: Network,
     memory: Memory,
     iterations: int,
-    planner: str,
+    planner: str | None,
     progress: Progress,
 ) -> VerifiedRun:
     """Trains from the same seed every time.
@@ -155,7 +160,7 @@ def train(
         network: What to train.
         memory: What to train it in.
         iterations: How many; those that follow a plan are verified.
-        planner: Plans; ``IN_CORE`` is plain Chainer without a limit.
+        planner: Plans; None is plain Chainer without a limit.
         progress: Has a step for each iteration.
 
     Raises:
@@ -175,7 +180,7 @@ def train(
         if device.xp is not np:
             drawing.seed_gpu(0)
         session = None
-        if planner != IN_CORE:
+        if planner is not None:
             session = optimize(training.model, memory.limit_bytes, planner, **options)
         run = _follow(training, session, iterations, progress)
     return _check_guided(run, planner)
