@@ -125,36 +125,33 @@ def make_snapshot(events: Iterable[Event], initial_bytes: int) -> dict[str, Any]
     for block, nbytes in blocks.items():
         live[block] = space.take(nbytes), nbytes, frames, UNKNOWN
     for event in events:
-        # Without a time, the viewer is to show none.
-        entry: dict[str, Any] = {'size': event.nbytes, 'stream': 0, 'timestamp': None}
-        entry.update(frames=event.frames, category=event.category)
         if event.block > 0:
             address = space.take(event.nbytes)
             live[event.block] = address, event.nbytes, event.frames, event.category
-            trace.append({'action': 'alloc', 'addr': address, **entry})
+            trace.append(_entry('alloc', address, event, event.category))
             continue
-        address, nbytes, _, entry['category'] = live.pop(-event.block)
+        address, nbytes, _, category = live.pop(-event.block)
         space.give(address, nbytes)
         for action in ('free_requested', 'free_completed'):
-            trace.append({'action': action, 'addr': address, **entry})
+            trace.append(_entry(action, address, event, category))
     segment = _segment(space, list(live.values()))
-    head = {
-        'action': 'segment_alloc',
-        'addr': FIRST_ADDRESS,
-        'size': segment['total_size'],
-        'stream': 0,
-        'frames': frames,
-        'category': UNKNOWN,
-    }
-    tail = {
-        'action': 'snapshot',
-        'addr': 0,
-        'size': 0,
-        'stream': 0,
-        'frames': [_frame('after', 0, 'the end of the iteration')],
-        'category': UNKNOWN,
-    }
+    whole = Event(0, segment['total_size'], frames)
+    head = _entry('segment_alloc', FIRST_ADDRESS, whole, UNKNOWN)
+    end = Event(0, 0, [_frame('after', 0, 'the end of the iteration')])
+    tail = _entry('snapshot', 0, end, UNKNOWN)
     return {'segments': [segment], 'device_traces': [[head, *trace, tail]]}
+
+
+def _entry(action: str, address: int, event: Event, category: str) -> dict[str, Any]:
+    return {
+        'action': action,
+        'addr': address,
+        'size': event.nbytes,
+        'stream': 0,
+        'timestamp': None,  # without a time, the viewer is to show none
+        'frames': event.frames,
+        'category': category,
+    }
 
 
 def _segment(space: _Space, live: list[tuple[int, int, Frames, str]]) -> dict[str, Any]:
