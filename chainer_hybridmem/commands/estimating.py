@@ -177,14 +177,9 @@ def obtain(
     if batchsizes is None:
         batchsizes = _choose_batchsizes(args, program, here)
     if program is None:
-        sampled = samples.obtain(
-            args.arch,
-            args.insize,
-            args.n_class,
-            samples.Sampling(tuple(batchsizes), device, here, here),
-            args.samples,
-            progress,
-        )
+        network = args.arch, tuple(batchsizes), args.insize, args.n_class
+        sampling = samples.Sampling(*network, device, parts=here, timed=here)
+        sampled = samples.obtain(sampling, args.samples, progress)
         pairs = [(sampled.pair, 1)]
         named: dict[str, Any] = sampled.named
     else:

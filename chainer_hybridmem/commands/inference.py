@@ -131,10 +131,12 @@ def record(
     base.import_chainer()
     from chainer_hybridmem.commands import recording, samples
 
-    sampling = samples.Sampling(args.sample_batches, args.record_on or 'cpu')
+    network = args.arch, args.sample_batches, args.insize, args.n_class
+    sampling = samples.Sampling(*network, args.record_on or 'cpu')
     device = recording.choose_device(sampling.device, '--record-on')
     found = samples.record_pair(
-        *(args.arch, args.insize, args.n_class, sampling, progress),
+        sampling,
+        progress,
         lambda network, _: recording.record_inference(network, device),
     )
     return found.named, found.pair
