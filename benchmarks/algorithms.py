@@ -41,13 +41,8 @@ def run(
 ) -> dict[str, Any]:
     """Figures of one case."""
     if arch not in recorded:
-        recorded[arch] = samples.record(
-            arch,
-            None,
-            1000,
-            samples.Sampling(SAMPLES, parts=False),
-            Progress(2, sys.stderr),
-        )
+        sampling = samples.Sampling(arch, SAMPLES, parts=False)
+        recorded[arch] = samples.record(sampling, Progress(2, sys.stderr))
     model = load_device_model(gpu)
     estimator = Estimator.make(recorded[arch].pair, model)
     start = time.perf_counter()

@@ -99,15 +99,8 @@ def recordings(
     if folder:
         name = arch.rpartition('.')[2].replace(':', '-')
         path = os.path.join(folder, f'{name}.json')
-    sizes = arguments.SAMPLE_BATCHSIZES
-    return samples.obtain(
-        arch,
-        None,
-        n_class,
-        samples.Sampling(sizes),
-        path,
-        Progress(2, sys.stderr),
-    ).pair
+    sampling = samples.Sampling(arch, arguments.SAMPLE_BATCHSIZES, n_class=n_class)
+    return samples.obtain(sampling, path, Progress(2, sys.stderr)).pair
 
 
 def in_core_peak(arch: str, batchsize: int, insize: int = 224) -> tuple[int, int]:

@@ -23,7 +23,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem import commands, planners, testing
 from chainer_hybridmem.chainer_access.compat import old_names, table
 from chainer_hybridmem.planners import registry
-from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.session.setting.options import OPTIONS, USUAL, Options
 
 FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 COLUMNS = 100
@@ -109,12 +109,14 @@ def _options() -> Iterator[str]:
         '`100MB/s`. A default that is not named is None, or False for a switch. An '
         'option that cannot be used raises `OptionError` before anything is trained.'
     )
-    yield '## Options of a session'
     described = _arguments(inspect.getdoc(Options) or '')
-    for field in dataclasses.fields(Options):
-        if field.name in described and field.name != 'planner_options':
-            yield f'### `{field.name}`'
-            yield _wrapped(f'{_default(field)}{_linked(described[field.name])}')
+    for place, (name, field) in enumerate(OPTIONS.items()):
+        if place == 0:
+            yield '## Options of a session'
+        if place == USUAL:
+            yield '## Options that few programs need'
+        yield f'### `{name}`'
+        yield _wrapped(f'{_default(field)}{_linked(described[name])}')
     yield '## Options of the planners'
     yield _wrapped(
         'They are further keyword arguments of `optimize`, `HybridMemory` and '

@@ -18,11 +18,13 @@ from PIL import Image
 
 from benchmarks import common, saving
 from chainer_hybridmem import shipped_profiles
-from chainer_hybridmem.commands import compare
+from chainer_hybridmem.commands import compare, figures
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.planners import DEFAULT, names
+from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting import comparison
 from chainer_hybridmem.reporting.comparison import summary
+from chainer_hybridmem.simulation import make_problem
 
 Row = dict[str, Any]
 
@@ -46,7 +48,11 @@ def main(options: argparse.Namespace) -> int:
         publish(body['rows'], body['peaks'])
         return 0
     planners = [name for name in names() if name not in LEFT_OUT]
-    problems = compare.read_problems(options.profile)
+    problems = {
+        path: make_problem(library.load_profile(path)) for path in options.profile
+    }
+    for problem in problems.values():
+        figures.load_kernels(problem)
     cases = [
         compare.Case(path, problem, limit)
         for path, problem in problems.items()

@@ -111,9 +111,10 @@ def chosen(options: argparse.Namespace) -> dict[str, Source]:
 def make(source: Source, options: argparse.Namespace) -> Profile:
     if source.gpu is not None:
         return estimate(source, options.samples)
-    memory = recording.Memory(samples.NO_LIMIT_BYTES, 'cpu', HOST_BANDWIDTH)
+    link = {'link_bandwidth': HOST_BANDWIDTH}
+    memory = recording.Memory(recording.AMPLE_BYTES, 'cpu', link)
     if options.gpu is not None:
-        memory = recording.Memory(samples.NO_LIMIT_BYTES, 'cuda')
+        memory = recording.Memory(recording.AMPLE_BYTES, 'cuda')
     network = recording.Network(source.arch, source.batchsize)
     rounds = (
         recording.record(network, memory, samples.ITERATIONS, sys.stderr)

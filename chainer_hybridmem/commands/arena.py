@@ -78,12 +78,7 @@ class ArenaCommand(base.Command):
             metavar='FILE',
             help='a catalogue of instances held back, which are named by number only',
         )
-        parser.add_argument(
-            '-o',
-            '--output',
-            metavar='FILE',
-            help='of run: results as JSON; of page: .md or .html',
-        )
+        arguments.add_output(parser, 'of run: results as JSON; of page: .md or .html')
 
     def run(self, args: argparse.Namespace) -> int:
         outputs.check_outputs(args.output)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.rows import in_core_row
+from chainer_hybridmem.session.setting.options import FOLDER, OPTIONS
 from chainer_hybridmem.units import (
     AUTO,
     FREE,
     format_apart,
     is_percentage,
-    parse_bandwidth,
     parse_bytes,
     parse_limit,
 )
 
 if TYPE_CHECKING:
+    from chainer_hybridmem.records.profile import Profile
     from chainer_hybridmem.simulation import Problem
 
 
@@ -40,47 +42,39 @@ def positive(text: str) -> int:
     return number
 
 
+def reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A function that turns an argument into a value, as argparse wants it.
+
+    Args:
+        read: Raises OptionError.
+    """
+
+    def read_argument(text: str) -> Any:
+        try:
+            return read(text)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read_argument
+
+
+@reader
 def ranks(text: str) -> int:
     """Turns an argument into a number of processes on one link."""
     from chainer_hybridmem.records.sharing import check_ranks
 
-    try:
-        return check_ranks(positive(text), 'it')
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(f'{text!r}: {error}') from error
+    return check_ranks(positive(text), 'it')
 
 
+@reader
 def size(text: str) -> int:
     """Turns an argument such as ``16GB`` into bytes."""
-    number = _bytes_of(text)
+    number = parse_bytes(text)
     if text.strip().isdigit() and number < FEWEST_BYTES:
-        raise argparse.ArgumentTypeError(
+        raise OptionError(
             f'{text!r} would be {number} bytes; name a unit: {text.strip()}GB'
         )
     return number
-
-
-def _bytes_of(text: str, whole_bytes: int | None = None) -> int:
-    try:
-        return parse_bytes(text, whole_bytes=whole_bytes)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def host_size(text: str) -> int:
-    """Turns an argument such as ``8GiB``, or 0, into bytes."""
-    try:
-        return parse_bytes(text, least=0)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def bandwidth(text: str) -> float:
-    """Turns an argument such as ``2GB/s`` into bytes per second."""
-    try:
-        return parse_bandwidth(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def above_zero(text: str) -> float:
@@ -105,30 +99,7 @@ def share(text: str) -> float:
     return number
 
 
-def splitting(text: str) -> bool | str:
-    """Turns an argument into what ``splitting`` is for :func:`make_problem`."""
-    values: dict[str, bool | str] = {'exact': 'exact', 'true': True, 'false': False}
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f'{text!r} is not one of {", ".join(values)}')
-    return values[text.lower()]
-
-
-def rule(text: str) -> tuple[str, str]:
-    """Splits an argument ``pattern=rule``."""
-    from chainer_hybridmem.records.rules import check_rules
-
-    pattern, separator, says = text.rpartition('=')
-    if not separator or not pattern.strip():
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form PATTERN=RULE, such as '*/conv1/*=keep'"
-        )
-    try:
-        (checked,) = check_rules([(pattern.strip(), says)])
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return checked.pair
-
-
+@reader
 def limit_of_run(text: str) -> str:
     """Checks the limit of a program: a size, a percentage, ``auto`` or ``free``."""
     words = AUTO, FREE
@@ -136,15 +107,10 @@ def limit_of_run(text: str) -> str:
         return text
     close = difflib.get_close_matches(text.strip().lower(), words, 1)
     if close:
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not a limit. Did you mean {close[0]}?'
-        )
+        raise OptionError(f'{text!r} is not a limit. Did you mean {close[0]}?')
     limit = Limit(text)
     if not limit.is_share:
-        try:
-            parse_limit(limit.text, 'it')
-        except OptionError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+        parse_limit(limit.text, 'it')
     return limit.text
 
 
@@ -155,14 +121,14 @@ class Limit:
         text: Such as ``'16GB'`` or ``'50%'``.
 
     Raises:
-        ArgumentTypeError: If it is neither.
+        OptionError: If it is neither.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text.strip()
         nbytes = self.bytes_of(1)
         if self.text.isdigit() and nbytes < FEWEST_BYTES:
-            raise argparse.ArgumentTypeError(
+            raise OptionError(
                 f'{self.text!r} would be {self.text} bytes; write {self.text}% for '
                 f'a share of the in-core peak, or name a unit: {self.text}GB'
             )
@@ -174,11 +140,22 @@ class Limit:
 
     def bytes_of(self, peak_bytes: int) -> int:
         """The limit in bytes where plain Chainer needs so many."""
-        return _bytes_of(self.text, peak_bytes)
+        return parse_bytes(self.text, whole_bytes=peak_bytes)
 
     def bytes_for(self, problem: Problem) -> int:
         """What the limit is for one profile, of which a percentage is a share."""
         return self.bytes_of(problem.whole_bytes)
+
+    def find_bytes(self, record_peak: Callable[[], int]) -> tuple[int, int | None]:
+        """The limit in bytes, and the in-core peak if the limit is a share of it.
+
+        Args:
+            record_peak: Records the peak, in bytes.
+        """
+        if not self.is_share:
+            return self.bytes_of(1), None
+        peak_bytes = record_peak()
+        return self.bytes_of(peak_bytes), peak_bytes
 
     def describe(self, problem: Problem) -> str:
         """The limit for people, next to the in-core peak it is to be seen with."""
@@ -191,6 +168,8 @@ class Limit:
 
 # -- arguments ----------------------------------------------------------------
 OF_NETWORKS = 'n_class', 'insize'  # in messages, they are parameters of a user's class
+OF_COPIES = 'link_bandwidth', 'shared_link', 'swap_dir', 'host_limit', 'disk_bandwidth'
+OF_PLANS = 'cross_iteration', 'splitting', 'rules'
 
 
 def find_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
@@ -254,7 +233,7 @@ def add_limit(
         forms += ', or 50%% of the in-core peak'
     group.add_argument(
         '--memory-limit',
-        type=kind,
+        type=reader(kind),
         nargs=nargs,
         required=default is None and nargs is None,
         metavar='SIZE',
@@ -276,53 +255,56 @@ def add_memory(group: Any) -> None:
     add_recording_device(
         group, '--device', 'default auto: cuda where there is a GPU', 'auto'
     )
-    add_copies(group)
-    add_cross_iteration(group)
-    add_splitting(group)
+    add_options(group, *OF_COPIES, 'cross_iteration', 'splitting')
 
 
-def add_copies(group: Any) -> None:
-    """Adds the options that say where swapped feature maps go, and how fast."""
-    group.add_argument(
-        '--link-bandwidth',
-        type=bandwidth,
-        metavar='RATE',
-        help='slow swapping down, such as 2GB/s; default as it is',
-    )
-    group.add_argument(
-        '--shared-link',
-        metavar='NAME',
-        help='share --link-bandwidth with all processes that give this name',
-    )
-    group.add_argument(
-        '--swap-dir',
-        metavar='FOLDER',
-        help='swap to files in this folder, not to RAM; with --host-limit, what '
-        'RAM has no room for',
-    )
-    add_host_limit(group)
-    group.add_argument(
-        '--disk-bandwidth',
-        type=bandwidth,
-        metavar='RATE',
-        help='slow copies to and from --swap-dir down, such as 200MB/s',
-    )
+def add_options(group: Any, *names: str) -> None:
+    """Adds the flags of options of a session, as ``Options`` declares them."""
+    for name in names:
+        option = OPTIONS[name]
+        flag = option.metadata['flag']
+        kind = {'type': reader(flag.read), 'metavar': flag.metavar}
+        if flag.metavar is None:
+            kind = {'action': 'store_true'}
+        elif flag.repeated:
+            kind['action'] = 'append'
+        group.add_argument(
+            flag.spelling or f'--{name.replace("_", "-")}',
+            dest=name,
+            default=option.default,
+            help=flag.help,
+            **kind,
+        )
+
+
+def session_options(args: argparse.Namespace) -> dict[str, Any]:
+    """What flags of :func:`add_options` say, by name; defaults are left out.
+
+    Paths stay right if a program changes its folder.
+    """
+    found = {}
+    for name, option in OPTIONS.items():
+        flag, value = option.metadata['flag'], vars(args).get(name, option.default)
+        if flag is not None and value != option.default:
+            is_path = flag.metavar == FOLDER and value
+            found[name] = os.path.abspath(value) if is_path else value
+    return found
 
 
 def check_copies(args: argparse.Namespace) -> None:
     """Refuses, before a program begins, what its session on a CPU would refuse.
 
     Raises:
-        OptionError: If options of :func:`add_copies` contradict each other.
+        OptionError: If ``OF_COPIES`` contradict each other.
         SwapStoreError: If there can be no files in ``--swap-dir``.
     """
-    names = 'link_bandwidth', 'shared_link', 'swap_dir', 'disk_bandwidth'
-    told = {name: getattr(args, name) for name in names}
-    if args.host_limit is None and not any(told.values()):
+    told = {name: getattr(args, name) for name in OF_COPIES}
+    host_limit = told.pop('host_limit')
+    if host_limit is None and not any(told.values()):
         return
     from chainer_hybridmem.devices import host_limit_bytes, open_device
 
-    most_bytes = host_limit_bytes(args.host_limit, args.swap_dir)
+    most_bytes = host_limit_bytes(host_limit, args.swap_dir)
     open_device('cpu', FEWEST_BYTES, host_limit_bytes=most_bytes, **told).close()
 
 
@@ -367,65 +349,60 @@ def add_time_budget(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cross_iteration(parser: Any) -> None:
-    """Adds ``--cross-iteration`` of the commands that plan."""
-    parser.add_argument(
-        '--cross-iteration',
-        choices=('states', 'all'),
-        default=False,
-        help='optimizer states, or these and parameters (all), may leave between '
-        'their uses, too; default: they stay',
-    )
+def add_problem(group: Any, *more: str) -> None:
+    """Adds the flags that say what is planned of a profile.
 
-
-def add_host_limit(parser: Any) -> None:
-    """Adds ``--host-limit`` of the commands that plan or record."""
-    parser.add_argument(
-        '--host-limit',
-        type=host_size,
-        metavar='SIZE',
-        help='most RAM for what is swapped, such as 8GiB; the rest goes to the disk '
-        'of --swap-dir (of hybridmem profile), or is not swapped; default: no limit',
-    )
-
-
-def add_splitting(parser: Any) -> None:
-    """Adds ``--splitting`` of the commands that plan."""
-    parser.add_argument(
-        '--splitting',
-        type=splitting,
-        default='exact',
-        metavar='{exact,true,false}',
-        help='which functions run in parts where they do not fit as a whole: those '
-        'that keep every bit (exact, the default), also those equal up to rounding '
-        '(true), or none (false)',
-    )
-
-
-def add_rules(parser: Any) -> None:
-    """Adds ``--rule`` of the commands that plan."""
-    parser.add_argument(
-        '--rule',
-        action='append',
-        default=[],
-        type=rule,
-        dest='rules',
-        metavar='PATTERN=RULE',
-        help='what plans may do with the feature maps of layers or functions: keep, '
-        "swap, recompute, no keep, no swap, no recompute, 'at most SIZE'; may be given "
-        'several times',
-    )
-
-
-def add_sharing(parser: Any) -> None:
-    """Adds ``--shared-by`` of the commands that plan."""
-    parser.add_argument(
+    Args:
+        group: Parser, or group of its arguments.
+        more: Options of a session beside ``OF_PLANS``.
+    """
+    add_options(group, *more, *OF_PLANS)
+    group.add_argument(
         '--shared-by',
         type=ranks,
         metavar='N',
         help='plan for N equal processes that copy over the same link at the same '
         'time; default: as the profile says',
     )
+
+
+def problem_of(args: argparse.Namespace, profile: Profile) -> Problem:
+    """What is planned of a profile, with the flags of :func:`add_problem`.
+
+    Raises:
+        OptionError: If a rule names nothing.
+    """
+    from chainer_hybridmem.records.sharing import share_links
+    from chainer_hybridmem.simulation import make_problem
+
+    return make_problem(
+        share_links(profile, args.shared_by),
+        args.cross_iteration,
+        vars(args).get('host_limit'),
+        args.splitting,
+        rules=args.rules,
+    )
+
+
+def planner_of(args: argparse.Namespace, usual: str | None = None) -> str:
+    """The planner of a command line.
+
+    Args:
+        args: With the flag of :func:`add_planner`.
+        usual: What counts where none is named; None for the default planner.
+
+    Raises:
+        UnknownNameError: If there is none with this name.
+    """
+    from chainer_hybridmem.planners import DEFAULT, check_name
+
+    named = args.planner
+    return check_name((usual or DEFAULT) if named is None else named)
+
+
+def add_output(parser: Any, help: str, required: bool = False) -> None:
+    """Adds ``--output``, the file that a command writes."""
+    parser.add_argument('-o', '--output', metavar='FILE', help=help, required=required)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -18,14 +18,21 @@ from chainer_hybridmem.commands import (
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.rows import times_rows
-from chainer_hybridmem.reporting.tables import UNKNOWN, named_values, table
-from chainer_hybridmem.units import format_bytes, format_seconds
+from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
+from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.planners.largest_batch import Batch, LargestBatch, Refusal
     from chainer_hybridmem.simulation import Problem
 
-HEADERS = ('', 'batch', 's / iteration', 'images / s', 'speed', 'peak')
+COLUMNS = (
+    Column('', 'name'),
+    Column('batch', 'batchsize'),
+    Column('s / iteration', 'iteration_seconds', 'seconds'),
+    Column('images / s', 'examples_per_second', '{:.1f}'.format),
+    Column('speed', 'speed_share', 'share'),
+    Column('peak', 'peak_bytes', 'bytes'),
+)
 
 
 class BatchCommand(base.Command):
@@ -51,9 +58,7 @@ class BatchCommand(base.Command):
             help='least speed, such as 80%%: images per second over those of the same '
             'batch without a limit; default: any',
         )
-        parser.add_argument(
-            '-o', '--output', metavar='FILE', help='where to save the plan'
-        )
+        arguments.add_output(parser, 'where to save the plan')
         parser.add_argument(
             '--profile', metavar='FILE', help='where to save what the plan is for'
         )
@@ -62,15 +67,13 @@ class BatchCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import MOST_PICTURES
-        from chainer_hybridmem.planners import DEFAULT, check_name
         from chainer_hybridmem.planners.largest_batch import find_largest_batch
-        from chainer_hybridmem.simulation import make_problem
+        from chainer_hybridmem.simulation.problem import with_host_limit
 
-        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        planner = arguments.planner_of(args)
         for other in (args.output, args.json):
             outputs.check_outputs(args.profile, other)
-        read = [] if args.samples is None else [args.samples]
-        outputs.check_outputs(args.profile, inputs=read)
+        outputs.check_outputs(args.profile, inputs=(args.samples,))
         program = estimating.find_program(args)
         if program is not None and program.batch_arg is None:
             raise OptionError(
@@ -81,13 +84,8 @@ class BatchCommand(base.Command):
 
         def problem_of(batchsize: int) -> Problem:
             progress.detail(f'{what}: batch size {batchsize}')
-            return make_problem(
-                sampled.step.profile(batchsize),
-                args.cross_iteration,
-                host_limit_bytes=host_limit_bytes,
-                splitting=args.splitting,
-                rules=args.rules,
-            )
+            problem = arguments.problem_of(args, sampled.step.profile(batchsize))
+            return with_host_limit(problem, host_limit_bytes)
 
         with estimating.open_progress(args, 1) as progress:
             sampled = estimating.obtain(args, program, progress)
@@ -171,7 +169,7 @@ def describe(found: LargestBatch, times: Sequence[tuple[str, str]] = ()) -> str:
         _row(found.planner, found.planned, found.refusal),
     ]
     return '\n\n'.join(
-        [named_values('largest batch', wanted), table(HEADERS, rows)]
+        [named_values('largest batch', wanted), figures_table(COLUMNS, rows)]
         + [
             f'Batch size {refusal.batchsize} does not fit {how}: {refusal.reason}.'
             for how, refusal in (
@@ -183,14 +181,8 @@ def describe(found: LargestBatch, times: Sequence[tuple[str, str]] = ()) -> str:
     )
 
 
-def _row(name: str, batch: Batch | None, refusal: Refusal | None) -> list[str]:
+def _row(name: str, batch: Batch | None, refusal: Refusal | None) -> dict[str, Any]:
     if batch is None:
-        return [name, 'none', *[UNKNOWN] * 4]
-    return [
-        name,
-        str(batch.batchsize) + ('' if refusal else ' or more'),
-        format_seconds(batch.seconds),
-        f'{batch.examples_per_second:.1f}',
-        f'{batch.speed_share:.1%}',
-        format_bytes(batch.peak_bytes),
-    ]
+        return {'name': name, 'batchsize': 'none'}
+    size = str(batch.batchsize) + ('' if refusal else ' or more')
+    return {**(_batch(batch) or {}), 'name': name, 'batchsize': size}

@@ -12,7 +12,6 @@ from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
 from chainer_hybridmem.profiles import shipped_profiles
 from chainer_hybridmem.records import library
-from chainer_hybridmem.records.sharing import share_links
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.comparison import (
     comparison,
@@ -23,7 +22,6 @@ from chainer_hybridmem.reporting.comparison import (
 from chainer_hybridmem.reporting.rows import times_rows
 from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.simulation import Problem
@@ -77,25 +75,20 @@ class CompareCommand(base.Command):
         )
         which.add_argument('--all', action='store_true', help='compare all planners')
         arguments.add_time_budget(parser)
-        arguments.add_cross_iteration(parser)
-        arguments.add_host_limit(parser)
-        arguments.add_splitting(parser)
-        arguments.add_rules(parser)
-        arguments.add_sharing(parser)
+        arguments.add_problem(parser, 'host_limit')
         parser.add_argument(
             '--tables',
             action='store_true',
             help='with --sweep: print the whole table of each limit, too',
         )
-        parser.add_argument(
-            '-o',
-            '--output',
-            metavar='FILE',
-            help='picture to write: overhead against limit, for every planner',
+        arguments.add_output(
+            parser, 'picture to write: overhead against limit, for every planner'
         )
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
+        from chainer_hybridmem.commands import figures
+
         if args.list_profiles:
             outputs.check_output(args.json)
             rows = list_shipped()
@@ -110,14 +103,12 @@ class CompareCommand(base.Command):
             canvas.check(args.output)
         planners = choose_planners(args.planner, args.all)
         options = budgets(planners, args.time_budget)
-        problems = read_problems(
-            args.profiles,
-            args.cross_iteration,
-            args.host_limit,
-            args.splitting,
-            args.rules,
-            args.shared_by,
-        )
+        problems = {
+            path: arguments.problem_of(args, library.load_profile(path))
+            for path in args.profiles
+        }
+        for problem in problems.values():
+            figures.load_kernels(problem)
         cases = [
             Case(path, problem, limit)
             for path, problem in problems.items()
@@ -202,39 +193,6 @@ def choose_planners(named: Sequence[str] | None, everyone: bool = False) -> list
         return [check_name(name) for name in dict.fromkeys(named)]
     found = [name for name in names() if not needs_options(name)]
     return [n for n in found if everyone or n in USUAL or n not in PLANNERS]
-
-
-def read_problems(
-    paths: Sequence[str],
-    cross_iteration: bool | str = False,
-    host_limit_bytes: int | None = None,
-    splitting: bool | str = 'exact',
-    rules: Any = None,
-    shared_by: int | None = None,
-) -> dict[str, Problem]:
-    """The profiles, ready to be planned without compiling anything.
-
-    Raises:
-        FormatError: If one cannot be read.
-        OptionError: If a rule names nothing.
-        UnknownNameError: If no profile is shipped with this name.
-    """
-    from chainer_hybridmem.commands import figures
-    from chainer_hybridmem.simulation import make_problem
-
-    problems = {
-        path: make_problem(
-            share_links(library.load_profile(path), shared_by),
-            cross_iteration,
-            host_limit_bytes,
-            splitting,
-            rules=rules,
-        )
-        for path in paths
-    }
-    for problem in problems.values():
-        figures.load_kernels(problem)
-    return problems
 
 
 def choose_limits(
@@ -368,8 +326,8 @@ SHIPPED_COLUMNS = (
     Column('date', 'date'),
     Column('operations', 'operations'),
     Column('feature maps', 'feature_maps'),
-    Column('in-core peak', 'in_core_peak_bytes', format_bytes),
-    Column('s / iteration, in-core', 'in_core_seconds', format_seconds),
+    Column('in-core peak', 'in_core_peak_bytes', 'bytes'),
+    Column('s / iteration, in-core', 'in_core_seconds', 'seconds'),
 )
 
 

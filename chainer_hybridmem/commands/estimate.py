@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column('method', 'planner'),
-    Column('s / iteration', 'iteration_seconds', format_seconds),
+    Column('s / iteration', 'iteration_seconds', 'seconds'),
     Column('images / s', 'images_per_second', '{:.1f}'.format),
     *PREDICTED,
     Column('largest batch', 'largest_batchsize'),
@@ -73,9 +73,7 @@ class EstimateCommand(base.Command):
             action='store_true',
             help='also search the largest batch size that fits each way',
         )
-        parser.add_argument(
-            '-o', '--output', metavar='FILE', help='where to save the profile'
-        )
+        arguments.add_output(parser, 'where to save the profile')
         arguments.add_json(parser)
         more.add_argument(
             '--algorithms',
@@ -88,11 +86,9 @@ class EstimateCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.estimation import check_batchsize
-        from chainer_hybridmem.planners import DEFAULT, check_name
-        from chainer_hybridmem.simulation import make_problem
         from chainer_hybridmem.simulation.problem import with_host_limit
 
-        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        planner = arguments.planner_of(args)
         args = node_table.resolve(args)
         _check_algorithms(args)
         program = estimating.find_program(args)
@@ -100,19 +96,17 @@ class EstimateCommand(base.Command):
         check_batchsize(batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
 
-        def problem_of(profile: Profile) -> Problem:
-            return make_problem(
-                profile,
-                args.cross_iteration,
-                splitting=args.splitting,
-                rules=args.rules,
-            )
-
         steps = len(methods) * (1 + args.largest) + args.algorithms
         steps += args.ranks is not None
         with estimating.open_progress(args, steps) as progress:
             sampled = estimating.obtain(args, program, progress)
             estimator = sampled.step.largest(batchsize)
+            host_limit = estimating.host_limit_beside(args.memory_limit, estimator)
+
+            def problem_of(profile: Profile) -> Problem:
+                problem = arguments.problem_of(args, profile)
+                return with_host_limit(problem, host_limit)
+
             decided = None
             if args.algorithms:
                 progress.step('choosing algorithms')
@@ -127,21 +121,19 @@ class EstimateCommand(base.Command):
             else:
                 problem = problem_of(estimator.profile(batchsize))
             limit_bytes = choose_limit(args.memory_limit, problem, estimator)
-            host_limit = estimating.host_limit_beside(args.memory_limit, estimator)
-            problem = with_host_limit(problem, host_limit)
             if args.output is not None:
                 library.save(problem.profile, args.output)
-            figures = summarise(
-                *(
-                    sampled.named,
-                    estimator,
-                    problem,
+            figures = {
+                **sampled.named,
+                **summarise(estimator, problem, limit_bytes, methods, progress),
+            }
+            if args.largest:
+                add_largest_batches(
+                    figures['methods'],
+                    lambda batchsize: problem_of(estimator.profile(batchsize)),
                     limit_bytes,
-                    methods,
-                    args.largest,
-                ),
-                progress,
-            )
+                    progress,
+                )
             if args.ranks is not None:
                 progress.step('planning for several GPUs')
                 figures['ranks'] = node_table.summarise(
@@ -220,18 +212,15 @@ def choose_limit(
 
 
 def summarise(
-    named: dict[str, Any],
     estimator: Estimator,
     problem: Problem,
     limit_bytes: int,
     methods: Sequence[str],
-    largest: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Everything that ``hybridmem estimate`` tells, as plain values."""
+    """What ``hybridmem estimate`` tells of one batch size, as plain values."""
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.commands.compare import compare_one
-    from chainer_hybridmem.simulation import make_problem
 
     figures.load_kernels(problem)
     batchsize = problem.profile.device['batchsize']
@@ -242,27 +231,11 @@ def summarise(
         seconds = row['iteration_seconds']
         row['images_per_second'] = batchsize / seconds if seconds else None
         rows.append(row)
-    if largest:
-
-        def problem_of(batchsize: int) -> Problem:
-            progress.detail(f'looking for the largest batch: batch size {batchsize}')
-            return make_problem(
-                estimator.profile(batchsize),
-                problem.cross_iteration,
-                problem.host_limit_bytes,
-                splitting=problem.splitting,
-                rules=problem.rules,
-            )
-
-        found = largest_batches(problem_of, limit_bytes, methods, progress)
-        for row in rows:
-            row['largest_batchsize'] = found[row['planner']]
     summary = figures.profile_figures(problem)
     if problem.rules and rows[-1]['fits']:
         summary['rules'] = figures.rule_costs(problem, limit_bytes, rows[-1])
     in_core_seconds = summary['in_core_seconds']
     return {
-        **named,
         'batchsize': batchsize,
         'gpu': estimator.model.name if estimator.model else None,
         'memory_limit_bytes': limit_bytes,
@@ -274,22 +247,25 @@ def summarise(
     }
 
 
-def largest_batches(
+def add_largest_batches(
+    rows: Sequence[dict[str, Any]],
     problem_of: Callable[[int], Problem],
     limit_bytes: int,
-    methods: Sequence[str],
     progress: Progress,
-) -> dict[str, int]:
-    """Largest batch size for which each planner finds a plan; 0 if there is none."""
+) -> None:
+    """Adds the largest batch size for which each planner finds a plan; 0 for none."""
     from chainer_hybridmem.estimation import MOST_PICTURES
     from chainer_hybridmem.planners.largest_batch import find_largest_batch
 
-    found = {}
-    for name in methods:
+    def try_batch(batchsize: int) -> Problem:
+        progress.detail(f'looking for the largest batch: batch size {batchsize}')
+        return problem_of(batchsize)
+
+    for row in rows:
+        name = row['planner']
         progress.step(f'looking for the largest batch of {name}')
-        largest = find_largest_batch(problem_of, limit_bytes, MOST_PICTURES, name)
-        found[name] = largest.batchsize
-    return found
+        found = find_largest_batch(try_batch, limit_bytes, MOST_PICTURES, name)
+        row['largest_batchsize'] = found.batchsize
 
 
 # -- text --------------------------------------------------------------------------

@@ -55,10 +55,7 @@ def add_plan(parser: argparse.ArgumentParser) -> Any:
     """
     group = parser.add_argument_group(PLANS)
     arguments.add_planner(group)
-    arguments.add_cross_iteration(group)
-    arguments.add_splitting(group)
-    arguments.add_rules(group)
-    arguments.add_sharing(group)
+    arguments.add_problem(group)
     return group
 
 
@@ -174,27 +171,17 @@ def obtain(
     ways(model, args.convolution, args.recompute)
     if args.samples is None or not os.path.isfile(args.samples):
         outputs.check_output(args.samples)
-    read = [path for path in (args.samples,) if path is not None]
-    outputs.check_outputs(args.output, args.json, inputs=read)
+    outputs.check_outputs(args.output, args.json, (args.samples,))
     here, note = model is None, None
     batchsizes = args.sample_batches
     if batchsizes is None:
         batchsizes = _choose_batchsizes(args, program, here)
     if program is None:
-        sampled = samples.obtain(
-            args.arch,
-            args.insize,
-            args.n_class,
-            samples.Sampling(tuple(batchsizes), device, here, here),
-            args.samples,
-            progress,
-        )
+        network = args.arch, tuple(batchsizes), args.insize, args.n_class
+        sampling = samples.Sampling(*network, device, parts=here, timed=here)
+        sampled = samples.obtain(sampling, args.samples, progress)
         pairs = [(sampled.pair, 1)]
-        named: dict[str, Any] = {
-            'arch': sampled.arch,
-            'insize': sampled.insize,
-            'n_class': sampled.n_class,
-        }
+        named: dict[str, Any] = sampled.named
     else:
         pairs, note = programs.record_samples(program, batchsizes, here, progress)
         named = {'program': program.words, 'batch_arg': program.batch_arg}

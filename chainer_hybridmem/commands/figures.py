@@ -10,14 +10,22 @@ from collections import Counter
 from typing import Any
 
 from chainer_hybridmem.planners.make import price_rules
-from chainer_hybridmem.records.plan import Action, Plan, Tier
+from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Category, Phase, Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
-from chainer_hybridmem.search.candidates import SWAP, Search, least_memory
+from chainer_hybridmem.reporting.page import figures
+from chainer_hybridmem.search.candidates import SWAP, Search
 from chainer_hybridmem.simulation import Problem
 
 LARGEST_LIMIT_BYTES = 2**62
 LONGEST_STALLS = 5  # that are listed
+NOT_KNOWN = (  # where there is no plan
+    *('iteration_seconds', 'overhead', 'peak_bytes', 'host_bytes', 'disk_bytes'),
+    *('planning_seconds', 'lower_bound_seconds', 'gap', 'simulations'),
+    *('sources', 'source_bytes'),
+    *(action.value for action in Action),
+    *(f'{action.value}_bytes' for action in Action),
+)
 
 
 def load_kernels(problem: Problem) -> None:
@@ -29,28 +37,17 @@ def load_kernels(problem: Problem) -> None:
 def profile_figures(problem: Problem) -> dict[str, Any]:
     """What a profile says about its network, device and link."""
     profile, link = problem.profile, problem.profile.link
-    least_bytes, least_operation = least_memory(problem)
     return {
         'device': profile.device,
         'operations': _count_by_phase(profile),
         'seconds': _seconds_by_phase(profile),
         'exchanged_bytes': profile.exchanged_bytes,
-        'in_core_seconds': problem.in_core_seconds,
-        'feature_maps': len(problem.maps),
         'recomputable': int(problem.recomputable.sum()),
         'feature_map_bytes': sum(s.nbytes for s in problem.maps),
         'bytes_by_category': _bytes_by_category(profile),
         'initial_bytes': profile.initial_bytes,
-        'in_core_peak_bytes': problem.in_core.plain_peak_bytes,
-        'in_core_peak_in_parts_bytes': problem.in_core_peak_bytes,
-        'least_memory_bytes': least_bytes,
-        'least_memory_operation': profile.operations[least_operation].label,
-        'link': {
-            'latency_seconds': link.latency_seconds,
-            'd2h_bytes_per_second': link.d2h_bytes_per_second,
-            'h2d_bytes_per_second': link.h2d_bytes_per_second,
-            'ranks': link.ranks,
-        },
+        **figures.problem_figures(problem),
+        'link': dataclasses.asdict(link),
     }
 
 
@@ -60,16 +57,9 @@ def plan_figures(problem: Problem, plan: Plan) -> dict[str, Any]:
         'planner': plan.planner,
         'fits': True,
         'iteration_seconds': plan.predicted_seconds,
-        'in_core_seconds': plan.in_core_seconds,
-        'overhead': plan.overhead,
         'peak_bytes': plan.predicted_peak_bytes,
-        'host_bytes': plan.tier_bytes(problem.profile, Tier.RAM),
-        'disk_bytes': plan.tier_bytes(problem.profile, Tier.DISK),
-        'planning_seconds': plan.planning_seconds,
-        'lower_bound_seconds': plan.lower_bound_seconds,
-        'gap': plan.gap,
         **{action.value: plan.count(action) for action in Action},
-        'simulations': plan.simulations,
+        **figures.plan_figures(problem.profile, plan),
     }
 
 
@@ -94,19 +84,10 @@ def misfit_figures(
 ) -> dict[str, Any]:
     """The same columns for a planner that finds no plan inside the limit, or fails."""
     return {
+        **dict.fromkeys(NOT_KNOWN),
         'planner': planner,
         'fits': False,
-        'iteration_seconds': None,
         'in_core_seconds': problem.in_core_seconds,
-        'overhead': None,
-        'peak_bytes': None,
-        'host_bytes': None,
-        'disk_bytes': None,
-        'planning_seconds': None,
-        'lower_bound_seconds': None,
-        'gap': None,
-        **{action.value: None for action in Action},
-        'simulations': None,
         'reason': reason,
         'failed': failed,
     }

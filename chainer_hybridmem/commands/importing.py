@@ -9,6 +9,7 @@ from chainer_hybridmem.commands.profile import values
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.units import parse_bandwidth
 
 LINK_BANDWIDTH = 12e9  # of PCIe 3.0 x16, bytes per second
 LATENCY_SECONDS = 1e-5
@@ -40,15 +41,13 @@ class ImportCommand(base.Command):
         )
         parser.add_argument(
             '--link',
-            type=arguments.bandwidth,
+            type=arguments.reader(parse_bandwidth),
             default=LINK_BANDWIDTH,
             metavar='RATE',
             help='of the path to host memory, which such files do not know; default '
             '12GB/s',
         )
-        parser.add_argument(
-            '-o', '--output', metavar='FILE', required=True, help='where to save it'
-        )
+        arguments.add_output(parser, 'where to save it', required=True)
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -57,8 +56,7 @@ class ImportCommand(base.Command):
         from chainer_hybridmem.records.profile import Link
         from chainer_hybridmem.simulation import make_problem
 
-        inputs = [path for path in (args.file, args.times) if path is not None]
-        outputs.check_outputs(args.output, args.json, inputs=inputs)
+        outputs.check_outputs(args.output, args.json, (args.file, args.times))
         link = Link(LATENCY_SECONDS, args.link, args.link)
         profile = import_profile(args.kind, args.file, link, args.times)
         library.save(profile, args.output)

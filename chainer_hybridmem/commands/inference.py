@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import arguments, base, layout, outputs, programs
@@ -14,7 +14,6 @@ from chainer_hybridmem.reporting.tables import (
     Column,
     figures_table,
     named_values,
-    share,
 )
 from chainer_hybridmem.units import format_bytes
 
@@ -28,10 +27,15 @@ if TYPE_CHECKING:
 LIFETIMES = ('run', 'last-use', 'in-place')
 COLUMNS = (
     Column('lifetimes', 'lifetimes'),
-    Column('blobs', 'blob_peak_bytes', format_bytes),
-    Column('saved', 'blob_saving', share),
-    Column('with workspaces', 'peak_load_bytes', format_bytes),
-    Column('saved', 'saving', share),
+    Column('blobs', 'blob_peak_bytes', 'bytes'),
+    Column('saved', 'blob_saving', 'share'),
+    Column('with workspaces', 'peak_load_bytes', 'bytes'),
+    Column('saved', 'saving', 'share'),
+)
+
+POOL_COLUMNS = (
+    Column('saved of blobs', 'saving_of_blobs', 'share'),
+    Column('of CuPy', 'saving_of_cupy', 'share'),
 )
 
 
@@ -101,12 +105,8 @@ class InferenceCommand(base.Command):
             'pool_lifetimes': args.lifetimes,
         }
         figures['pools'] = [
-            {
-                **replay.figures(),
-                **savings(replay.footprint_bytes, figures),
-                'recommended': replay is best,
-            }
-            for replay in replays
+            {**row, **savings(row['footprint_bytes'], figures)}
+            for row in layout.figures_of(replays, best)
         ]
         if args.output is not None:
             smallest = layout.smallest_layout(trace, replays, alignment)
@@ -128,24 +128,18 @@ def record(
     if program is not None:
         recorded, pair = programs.record_passes(program, args.sample_batches, progress)
         return {'program': program.words, 'link': recorded.link}, pair
-    from chainer_hybridmem.estimation import SamplePair, check_ascending
-
-    check_ascending(args.sample_batches, '--sample-batches')
     base.import_chainer()
-    import numpy as np
+    from chainer_hybridmem.commands import recording, samples
 
-    from chainer_hybridmem.commands import recording
-
-    insize = args.insize or recording.find_insize(args.arch)
-    device = recording.choose_device(args.record_on or 'cpu', '--record-on')
-    profiles = []
-    for batchsize in args.sample_batches:
-        progress.step(f'recording {args.arch}, batch size {batchsize}', at_once=True)
-        network = recording.Network(args.arch, batchsize, insize, args.n_class)
-        with np.errstate(all='ignore'):  # only memory counts
-            profiles.append(recording.record_inference(network, device))
-    named = {'arch': args.arch, 'insize': insize, 'n_class': args.n_class}
-    return named, SamplePair.match(profiles[0], profiles[1], args.sample_batches)
+    network = args.arch, args.sample_batches, args.insize, args.n_class
+    sampling = samples.Sampling(*network, args.record_on or 'cpu')
+    device = recording.choose_device(sampling.device, '--record-on')
+    found = samples.record_pair(
+        sampling,
+        progress,
+        lambda network, _: recording.record_inference(network, device),
+    )
+    return found.named, found.pair
 
 
 def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:
@@ -221,19 +215,13 @@ def _text(
     if figures['sample_batchsizes'] is not None:
         sizes = 'batch sizes {} and {}'.format(*figures['sample_batchsizes'])
         values.append(('recorded', sizes))
-
-    def saved(key: str) -> Callable[[Replay], str]:
-        return lambda replay: f'{savings(replay.footprint_bytes, figures)[key]:.1%}'
-
-    columns = {
-        'saved of blobs': saved('saving_of_blobs'),
-        'of CuPy': saved('saving_of_cupy'),
-    }
     name = f'lifetimes {figures["pool_lifetimes"]}'
     return '\n\n'.join(
         [
             named_values(title, values),
             figures_table(COLUMNS, figures['lifetimes']),
-            layout.comparison(name, trace, replays, best, columns),
+            layout.comparison(
+                name, trace, replays, best, figures['pools'], POOL_COLUMNS
+            ),
         ]
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.commands import (
@@ -18,7 +18,7 @@ from chainer_hybridmem.commands import (
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import FormatError, OptionError, PlanError
 from chainer_hybridmem.records import library
-from chainer_hybridmem.reporting.tables import UNKNOWN, table
+from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_count
 
@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from chainer_hybridmem.pools import Layout, Trace
     from chainer_hybridmem.pools.replay import Replay
     from chainer_hybridmem.records.profile import Profile
+
+COLUMNS = (
+    Column('pool', 'pool'),
+    Column('footprint', 'footprint_bytes', 'bytes'),
+    Column('ratio', 'competitive_ratio', '{:.4f}'.format),
+    Column('device calls', 'device_calls'),
+    Column('warm', 'warm_device_calls'),
+    Column('from the pool', 'pool_share', 'share'),
+    Column('fragmentation', 'fragmentation', 'share'),
+    Column('found by', 'found_by'),
+)
 
 
 class LayoutCommand(base.Command):
@@ -61,8 +72,7 @@ class LayoutCommand(base.Command):
         from chainer_hybridmem.pools.layout import check_alignment
         from chainer_hybridmem.pools.replay import recommend
 
-        inputs = [path for path in (args.iteration, args.plan) if path is not None]
-        outputs.check_outputs(args.output, args.json, inputs=inputs)
+        outputs.check_outputs(args.output, args.json, (args.iteration, args.plan))
         if args.alignment is not None:
             check_alignment(args.alignment)
         names = list(dict.fromkeys(args.pool or catalogue.POOLS))
@@ -70,8 +80,8 @@ class LayoutCommand(base.Command):
         alignment = default if args.alignment is None else args.alignment
         replays = replay_pools(trace, alignment, names, args.iterations)
         best = recommend(replays)
-        rows = [{**r.figures(), 'recommended': r is best} for r in replays]
-        text = comparison(args.iteration, trace, replays, best)
+        rows = figures_of(replays, best)
+        text = comparison(args.iteration, trace, replays, best, rows)
         layout = None
         if args.capacity is not None:
             layout = layout_within(trace, replays, alignment, args.capacity)
@@ -112,11 +122,8 @@ def add_pools(parser: argparse.ArgumentParser, alignments: str) -> None:
         metavar='N',
         help='how often it is repeated; default 2',
     )
-    parser.add_argument(
-        '-o',
-        '--output',
-        metavar='FILE',
-        help='where to save the smallest layout in the CSV format of minimalloc',
+    arguments.add_output(
+        parser, 'where to save the smallest layout in the CSV format of minimalloc'
     )
 
 
@@ -259,7 +266,8 @@ def comparison(
     trace: Trace,
     replays: Sequence[Replay],
     best: Replay,
-    columns: Mapping[str, Callable[[Replay], str]] | None = None,
+    rows: Sequence[dict[str, Any]],
+    columns: Sequence[Column] = (),
 ) -> str:
     """A table of pools, what is proven, and which one to take.
 
@@ -268,15 +276,14 @@ def comparison(
         trace: The iteration.
         replays: One for each pool.
         best: The one to recommend.
-        columns: Beside the usual ones: how each pool's cell is made.
+        rows: Their figures.
+        columns: Beside the usual ones.
     """
     title = (
         f'{name}: {format_count(len(trace.sizes), "buffer")}, peak load '
         f'{format_bytes(trace.peak_load_bytes)}'
     )
-    every = {**COLUMNS, **(columns or {})}
-    rows = [[cell(replay) for cell in every.values()] for replay in replays]
-    lines = [printable(title), '', table(list(every), rows)]
+    lines = [printable(title), '', figures_table([*COLUMNS, *columns], rows)]
     layouts = [r.layout for r in replays if r.layout is not None]
     if layouts:
         least = min(layouts, key=lambda layout: layout.footprint_bytes)
@@ -307,27 +314,17 @@ def _advice(best: Replay, replays: Sequence[Replay]) -> str:
     return f'{advice}.'
 
 
-def _share(replay: Replay) -> str:
+def figures_of(replays: Sequence[Replay], best: Replay) -> list[dict[str, Any]]:
+    """One row of plain values per pool; ``best`` is the recommended one."""
+    return [_figures(replay, replay is best) for replay in replays]
+
+
+def _figures(replay: Replay, recommended: bool) -> dict[str, Any]:
     total = replay.pool_bytes + replay.device_bytes
-    return f'{replay.pool_bytes / total:.1%}' if total else UNKNOWN
-
-
-def _fragmentation(replay: Replay) -> str:
     fragmentation = replay.series.fragmentation
-    return f'{fragmentation.mean():.1%}' if len(fragmentation) else UNKNOWN
-
-
-def _found_by(replay: Replay) -> str:
-    return replay.layout.found_by if replay.layout is not None else UNKNOWN
-
-
-COLUMNS: dict[str, Callable[[Replay], str]] = {
-    'pool': lambda replay: replay.pool,
-    'footprint': lambda replay: format_bytes(replay.footprint_bytes),
-    'ratio': lambda replay: f'{replay.competitive_ratio:.4f}',
-    'device calls': lambda replay: str(replay.device_calls),
-    'warm': lambda replay: str(replay.warm_device_calls),
-    'from the pool': _share,
-    'fragmentation': _fragmentation,
-    'found by': _found_by,
-}
+    return {
+        **replay.figures(),
+        'pool_share': replay.pool_bytes / total if total else None,
+        'fragmentation': float(fragmentation.mean()) if len(fragmentation) else None,
+        'recommended': recommended,
+    }

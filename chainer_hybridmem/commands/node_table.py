@@ -9,9 +9,7 @@ from chainer_hybridmem.commands.arguments import ranks
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.reporting.tables import (
     Column,
-    difference,
     figures_table,
-    share,
 )
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -26,14 +24,14 @@ COLUMNS = (
     Column('on a link', 'ranks_on_link'),
     Column('images / s', 'images_per_second', '{:.1f}'.format),
     Column('per GPU', 'images_per_second_per_gpu', '{:.1f}'.format),
-    Column('overhead', 'overhead', difference),
-    Column('bound', 'bound_overhead', difference),
-    Column('gap', 'gap', share),
-    Column('plan for a link alone', 'alone_plan_overhead', difference),
+    Column('overhead', 'overhead', 'difference'),
+    Column('bound', 'bound_overhead', 'difference'),
+    Column('gap', 'gap', 'share'),
+    Column('plan for a link alone', 'alone_plan_overhead', 'difference'),
 )
 EXTRA_COLUMNS = (
-    Column('half an iteration apart', 'half_apart_overhead', difference),
-    Column('bound of any start', 'any_start_bound_overhead', difference),
+    Column('half an iteration apart', 'half_apart_overhead', 'difference'),
+    Column('bound of any start', 'any_start_bound_overhead', 'difference'),
     Column('all-reduce', 'all_reduce'),
 )
 

@@ -40,14 +40,16 @@ def check_output(path: str | None) -> None:
 
 
 def check_outputs(
-    output: str | None, json_path: str | None = None, inputs: Sequence[str] = ()
+    output: str | None,
+    json_path: str | None = None,
+    inputs: Sequence[str | None] = (),
 ) -> None:
     """Refuses the files of a command that would overwrite what it reads or writes.
 
     Args:
         output: ``--output``.
         json_path: ``--json``.
-        inputs: Files that the command reads.
+        inputs: Files that the command reads; None for none.
 
     Raises:
         FormatError: If one could not be written or is one of the others.
@@ -56,7 +58,8 @@ def check_outputs(
         raise FormatError(
             "'-' is standard output, where the figures are printed; name a file."
         )
-    taken = {os.path.realpath(path): 'it is what the command reads' for path in inputs}
+    read = [os.path.realpath(path) for path in inputs if path is not None]
+    taken = dict.fromkeys(read, 'it is what the command reads')
     for path in (output, json_path):
         check_output(path)
         if path is None or path == STDOUT:

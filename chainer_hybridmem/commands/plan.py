@@ -16,9 +16,14 @@ from chainer_hybridmem.compiling import LEAST_SECONDS
 from chainer_hybridmem.errors import FormatError, OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.records.rules import RuleCost
-from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.reporting.rows import rule_rows, source_rows, times_rows
-from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
+from chainer_hybridmem.reporting.rows import (
+    ACTIONS,
+    IN_PARTS,
+    SOURCES,
+    rule_rows,
+    times_rows,
+)
+from chainer_hybridmem.reporting.tables import Column, figures_table, named_values, told
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
@@ -59,28 +64,21 @@ class PlanCommand(base.Command):
             '--maps', action='store_true', help='list every feature map, too'
         )
         arguments.add_time_budget(parser)
-        arguments.add_cross_iteration(parser)
-        arguments.add_host_limit(parser)
-        arguments.add_splitting(parser)
-        arguments.add_rules(parser)
-        arguments.add_sharing(parser)
-        parser.add_argument('-o', '--output', metavar='FILE', help='where to save it')
+        arguments.add_problem(parser, 'host_limit')
+        arguments.add_output(parser, 'where to save it')
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.commands import figures
         from chainer_hybridmem.jit import compiling_seconds
         from chainer_hybridmem.planners import (
-            DEFAULT,
-            check_name,
             check_options,
             make_plan,
             needs_options,
         )
-        from chainer_hybridmem.simulation import make_problem
 
-        usual = DEFAULT if args.manual is None else 'manual'
-        planner = check_name(usual if args.planner is None else args.planner)
+        usual = None if args.manual is None else 'manual'
+        planner = arguments.planner_of(args, usual)
         options = read_options(args.option)
         if args.manual is not None:
             if planner != 'manual':
@@ -96,15 +94,8 @@ class PlanCommand(base.Command):
                 f'Planner {planner} does nothing without options; give it some with '
                 f'--option or, to planner manual, a file with --manual.'
             )
-        inputs = [path for path in (args.profile, args.manual) if path is not None]
-        outputs.check_outputs(args.output, args.json, inputs=inputs)
-        problem = make_problem(
-            share_links(library.load_profile(args.profile), args.shared_by),
-            args.cross_iteration,
-            args.host_limit,
-            args.splitting,
-            rules=args.rules,
-        )
+        outputs.check_outputs(args.output, args.json, (args.profile, args.manual))
+        problem = arguments.problem_of(args, library.load_profile(args.profile))
         figures.load_kernels(problem)
         limit_bytes = args.memory_limit.bytes_for(problem)
         with Progress(1 + bool(args.rules), sys.stderr) as progress:
@@ -150,10 +141,6 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
     from chainer_hybridmem.records.plan import Action
     from chainer_hybridmem.simulation import simulate
 
-    sizes = {
-        f'{action.value}_bytes': plan.action_bytes(problem.profile, action)
-        for action in Action
-    }
     storages = problem.profile.storages
     crossing = sum(
         storages[entry.storage].nbytes
@@ -162,9 +149,6 @@ def summarise(problem: Any, plan: Any) -> dict[str, Any]:
     )
     return {
         **figures.plan_figures(problem, plan),
-        **sizes,
-        'sources': len(plan.sources),
-        'source_bytes': plan.source_bytes(problem.profile),
         **({'crossing_bytes': crossing} if problem.cross_iteration else {}),
         **figures.timeline_figures(simulate(problem, plan)),
         **({'parts': _parts(problem, plan)} if plan.parts else {}),
@@ -196,8 +180,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('peak, predicted', format_bytes(f['peak_bytes'])),
         ('host memory', format_bytes(f['host_bytes'])),
         *([('disk', format_bytes(f['disk_bytes']))] if f['disk_bytes'] else []),
-        *((name, _maps(f, name)) for name in ('keep', 'swap', 'recompute')),
-        *source_rows(f['sources'], f['source_bytes']),
+        *told((*ACTIONS, SOURCES), f),
         ('recomputing', format_seconds(f['recompute_seconds'])),
         (
             'stalled',
@@ -220,17 +203,12 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     if 'parts' in f:
         inexact = sum(not part['exact'] for part in f['parts'])
         count = f'{format_count(len(f["parts"]), "function")} / {inexact}'
-        rows.append(('run in parts, of these not exact', count))
+        rows.append((IN_PARTS, count))
     rows += rule_rows(RuleCost(**cost) for cost in f.get('rules', ()))
     if f['options']:
         options = ', '.join(f'{key}={value}' for key, value in f['options'].items())
         rows.append(('options', options))
     return rows
-
-
-def _maps(figures: dict[str, Any], action: str) -> str:
-    nbytes = format_bytes(figures[f'{action}_bytes'])
-    return f'{format_count(figures[action], "feature map")}, {nbytes}'
 
 
 def _stall(stall: dict[str, Any]) -> tuple[str, str]:
@@ -244,7 +222,7 @@ EXPECTED = (
 )
 MAP_COLUMNS = (
     Column('feature map', 'label'),
-    Column('size', 'bytes', format_bytes),
+    Column('size', 'bytes', 'bytes'),
     Column('made', 'producer', '@{}'.format),
     Column('read in backward', 'backward_uses', lambda uses: ', '.join(map(str, uses))),
     Column('recompute', 'recomputable', lambda can: 'yes' if can else 'no'),

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.records.timeline import Timeline
 
 
-def planned_inputs(args: argparse.Namespace) -> list[str]:
-    """The files that :func:`load_iteration` reads."""
-    paths = (args.profile, args.plan, args.measured)
-    return [path for path in paths if path is not None]
-
-
 @contextmanager
 def belonging(plan: str, profile: str) -> Iterator[None]:
     """Where the plan of one file is applied to the profile of another.

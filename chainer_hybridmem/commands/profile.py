@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chainer_hybridmem.commands import arguments, base, outputs, programs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.records import library
-from chainer_hybridmem.reporting.rows import all_reduce_rows, in_core_row, sharing_rows
-from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.reporting.rows import ALL_REDUCE, in_core_row, sharing_rows
+from chainer_hybridmem.reporting.tables import named_values, told
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
@@ -50,9 +50,7 @@ class ProfileCommand(base.Command):
             help=f'give up after these many; default {ITERATIONS}, for a program '
             f'{programs.ITERATIONS}',
         )
-        parser.add_argument(
-            '-o', '--output', metavar='FILE', required=True, help='where to save it'
-        )
+        arguments.add_output(parser, 'where to save it', required=True)
         arguments.add_json(parser)
         programs.add(parser)
 
@@ -85,7 +83,7 @@ def _record_network(args: argparse.Namespace) -> Recording:
     with Progress(iterations, sys.stderr, plain=False) as progress:
         recorded = recording.record(
             network,
-            recording.Memory.of(args, network, progress.lines),
+            recording.find_memory(args, network, progress.lines),
             iterations,
             progress.lines,
             began=lambda number: progress.step(f'recording {args.arch}'),
@@ -145,7 +143,7 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('swap-in', _rate(link['h2d_bytes_per_second'])),
         *sharing_rows(link['ranks']),
         ('copy latency', format_seconds(link['latency_seconds'])),
-        *all_reduce_rows(f['seconds']['all-reduce'], f['exchanged_bytes']),
+        *told([ALL_REDUCE], {**f, 'all_reduce_seconds': f['seconds']['all-reduce']}),
         ('s / iteration, in-core', format_seconds(f['in_core_seconds'])),
         *(
             (f'  {phase}', format_seconds(seconds))

@@ -27,7 +27,7 @@ from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.estimation import SamplePair
+    from chainer_hybridmem.estimation import Kind, SamplePair
     from chainer_hybridmem.session.step_recorder import RecordedProgram
     from chainer_hybridmem.session.watchers import RecordedPass, Watcher
 
@@ -293,22 +293,10 @@ def memory_options(
         HybridMemoryError: If it cannot be recorded.
     """
     arguments.check_copies(args)
-    limit: arguments.Limit = args.memory_limit
-    limit_bytes, plain_bytes = limit.bytes_of(1), None
-    if limit.is_share:
-        recorded = record(program)
-        plain_bytes = recorded.find_peak()
-        limit_bytes = limit.bytes_of(plain_bytes)
-    options = {
-        'memory_limit': limit_bytes,
-        'swap_dir': args.swap_dir and os.path.abspath(args.swap_dir),
-        'link_bandwidth': args.link_bandwidth,
-        'host_limit': args.host_limit,
-        'disk_bandwidth': args.disk_bandwidth,
-        'shared_link': args.shared_link,
-        'cross_iteration': args.cross_iteration,
-        'splitting': args.splitting,
-    }
+    limit_bytes, plain_bytes = args.memory_limit.find_bytes(
+        lambda: record(program).find_peak()
+    )
+    options = {'memory_limit': limit_bytes, **arguments.session_options(args)}
     return options, plain_bytes
 
 
@@ -361,21 +349,14 @@ def record_samples(
         ProfileMismatchError: If the iterations of both differ in more than sizes.
         HybridMemoryError: If nothing could be recorded.
     """
-    from chainer_hybridmem.estimation import SamplePair, match_kinds, same_sizes
-
-    *smaller, large = _record_each(
+    recorded = _record_each(
         program,
         batchsizes,
         progress,
         lambda sized: record(sized, parts=here, timed=here),
     )
-    if not smaller:
-        samples = [(SamplePair.of_one(one), one.repeats) for one in large.kinds]
-        return samples, describe_kinds(large)
-    small, sizes = smaller[0], (batchsizes[0], batchsizes[1])
-    if same_sizes(small.kinds, large.kinds):
-        raise _refuse_same(program, sizes)
-    return match_kinds(small.kinds, large.kinds, sizes), describe_kinds(large)
+    pairs = _match(program, batchsizes, [one.kinds for one in recorded])
+    return pairs, describe_kinds(recorded[-1])
 
 
 def record_passes(
@@ -391,7 +372,7 @@ def record_passes(
         ProfileMismatchError: If the passes of both differ in more than sizes.
         HybridMemoryError: If nothing could be recorded.
     """
-    from chainer_hybridmem.estimation import Kind, SamplePair, same_sizes
+    from chainer_hybridmem.estimation import Kind
 
     recorded: list[RecordedPass] = _record_each(
         program,
@@ -399,13 +380,26 @@ def record_passes(
         progress,
         lambda sized: ask(sized, 'PassRecorder', kinds=ITERATIONS),
     )
-    *smaller, large = (Kind(one.profile) for one in recorded)
-    if not smaller:
-        return recorded[0], SamplePair.of_one(large)
-    small, sizes = smaller[0], (batchsizes[0], batchsizes[1])
-    if same_sizes([small], [large]):
-        raise _refuse_same(program, sizes)
-    return recorded[1], SamplePair.match(small.profile, large.profile, sizes)
+    kinds = [[Kind(one.profile)] for one in recorded]
+    [(pair, _)] = _match(program, batchsizes, kinds)
+    return recorded[-1], pair
+
+
+def _match(
+    program: Program, batchsizes: Sequence[int], recorded: Sequence[Sequence[Kind]]
+) -> list[tuple[SamplePair, int]]:
+    """Samples of each kind that was recorded at both batch sizes, or once as it is."""
+    from chainer_hybridmem.estimation import SamplePair, match_kinds, same_sizes
+
+    if len(recorded) == 1:
+        return [(SamplePair.of_one(one), one.repeats) for one in recorded[0]]
+    (small, large), (first, second) = recorded, batchsizes
+    if same_sizes(small, large):
+        raise OptionError(
+            f'{program.title} needs the same memory with {program.batch_arg} {first} '
+            f'and {second}; name the argument that has its batch size with --batch-arg.'
+        )
+    return match_kinds(small, large, (first, second))
 
 
 def _record_each(
@@ -426,13 +420,6 @@ def _record_each(
         progress.step(f'recording {sized.title}', at_once=True)
         recorded.append(record_one(sized))
     return recorded
-
-
-def _refuse_same(program: Program, sizes: tuple[int, int]) -> OptionError:
-    return OptionError(
-        f'{program.title} needs the same memory with {program.batch_arg} {sizes[0]} '
-        f'and {sizes[1]}; name the argument that has its batch size with --batch-arg.'
-    )
 
 
 # -- the child -----------------------------------------------------------------

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TextIO
 
 import chainer
@@ -14,7 +14,7 @@ import numpy as np
 
 from chainer_hybridmem import architectures
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands.arguments import Limit
+from chainer_hybridmem.commands import arguments
 from chainer_hybridmem.errors import (
     HybridMemoryError,
     OptionError,
@@ -23,7 +23,6 @@ from chainer_hybridmem.errors import (
 )
 from chainer_hybridmem.recording import inference_recorder
 from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.splits import EXACT, Splitting
 from chainer_hybridmem.session.recording_session import (
     AMPLE_BYTES,
     ITERATIONS,
@@ -32,7 +31,7 @@ from chainer_hybridmem.session.recording_session import (
     recording_options,
 )
 from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.simulation.problem import CrossIteration, with_plain_peak
+from chainer_hybridmem.simulation.problem import with_plain_peak
 from chainer_hybridmem.units import format_count
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}
@@ -57,83 +56,46 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """What it is trained in; as in :func:`chainer_hybridmem.optimize`.
+    """What it is trained in.
 
     Attributes:
         limit_bytes (int): Most bytes on the compute device.
         device (str): ``'cpu'``, ``'cuda'`` or ``'auto'``.
-        link_bandwidth (float or None): Bytes per second.
-        swap_dir (str or None): Folder for swapped feature maps.
-        host_limit_bytes (int or None): Most bytes of RAM for them.
-        disk_bandwidth (float or None): Bytes per second.
-        shared_link (str or None): Name of a link that processes share.
-        cross_iteration (str or bool): What else may leave.
-        splitting (str or bool): Which functions may run in parts.
+        options (dict): Others of :func:`chainer_hybridmem.optimize`, by name.
         plain_peak_bytes (int or None): What the network needs in-core, if it is known.
     """
 
     limit_bytes: int
     device: str = 'auto'
-    link_bandwidth: float | None = None
-    swap_dir: str | None = None
-    host_limit_bytes: int | None = None
-    disk_bandwidth: float | None = None
-    shared_link: str | None = None
-    cross_iteration: CrossIteration = False
-    splitting: Splitting = EXACT
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
     plain_peak_bytes: int | None = None
 
-    @classmethod
-    def of(
-        cls,
-        args: argparse.Namespace,
-        network: Network,
-        progress: TextIO | bool = False,
-    ) -> Memory:
-        """What a command line says, with the options of ``arguments.add_memory``.
 
-        Args:
-            args: The command line.
-            network: What is trained. Where the limit is a share, its in-core peak is
-                recorded first, in as much memory as it takes.
-            progress: Where to tell that.
+def find_memory(
+    args: argparse.Namespace, network: Network, progress: TextIO | bool = False
+) -> Memory:
+    """What a command line says, with the options of ``arguments.add_memory``.
 
-        Raises:
-            HybridMemoryError: If it cannot be recorded.
-        """
-        limit: Limit = args.memory_limit
-        limit_bytes, plain_bytes = limit.bytes_of(1), None
-        if limit.is_share:
-            ample = cls(AMPLE_BYTES, args.device)
-            recorded = record(
-                network, ample, ITERATIONS, progress, parts=False, timed=False
-            )
-            limit_bytes = limit.bytes_for(recorded.problem)
-            plain_bytes = recorded.problem.whole_bytes
-        return cls(
-            limit_bytes,
-            args.device,
-            args.link_bandwidth,
-            args.swap_dir,
-            args.host_limit,
-            args.disk_bandwidth,
-            args.shared_link,
-            args.cross_iteration,
-            args.splitting,
-            plain_bytes,
+    Args:
+        args: The command line.
+        network: What is trained. Where the limit is a share, its in-core peak is
+            recorded first, in as much memory as it takes.
+        progress: Where to tell that.
+
+    Raises:
+        HybridMemoryError: If it cannot be recorded.
+    """
+
+    def record_peak() -> int:
+        ample = Memory(AMPLE_BYTES, args.device)
+        recorded = record(
+            network, ample, ITERATIONS, progress, parts=False, timed=False
         )
+        return recorded.problem.whole_bytes
 
-    def session_options(self) -> dict[str, Any]:
-        """The options of a session in it, beside the limit."""
-        return {
-            'swap_dir': self.swap_dir,
-            'link_bandwidth': self.link_bandwidth,
-            'host_limit': self.host_limit_bytes,
-            'disk_bandwidth': self.disk_bandwidth,
-            'shared_link': self.shared_link,
-            'cross_iteration': self.cross_iteration,
-            'splitting': self.splitting,
-        }
+    limit_bytes, plain_bytes = args.memory_limit.find_bytes(record_peak)
+    options = arguments.session_options(args)
+    return Memory(limit_bytes, args.device, options, plain_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +126,11 @@ class Training(NamedTuple):
     optimizer: Any
     examples: tuple[np.ndarray, ...]
 
+    @property
+    def insize(self) -> int:
+        """Height and width of the pictures."""
+        return int(self.examples[0].shape[-1])
+
     def step(self) -> Any:
         """Trains one iteration; returns the array of the loss.
 
@@ -193,9 +160,7 @@ def open_session(
     timed: bool = True,
 ) -> RecordingSession:
     """Makes the session to record with; ``parts`` and ``timed`` as there."""
-    options = recording_options(
-        memory.limit_bytes, progress=progress, **memory.session_options()
-    )
+    options = recording_options(memory.limit_bytes, progress=progress, **memory.options)
     return RecordingSession(model, options, parts, timed)
 
 
@@ -226,17 +191,13 @@ def record(
         HybridMemoryError: If the network cannot be trained on such pictures.
     """
     device = choose_device(memory.device)
-    try:
+    with explaining(network):
         training = prepare(network, device)
-        insize = training.examples[0].shape[-1]
-        network = dataclasses.replace(network, insize=insize)
+    network = dataclasses.replace(network, insize=training.insize)
+    with explaining(network):
         session = open_session(training.model, memory, progress, parts, timed)
         session.stops = not timed
         recorded = _run(network, training, session, iterations, began)
-    except (HybridMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        raise explained(network, error) from error
     if memory.plain_peak_bytes is None:
         return recorded
     problem = with_plain_peak(recorded.problem, memory.plain_peak_bytes)
@@ -250,16 +211,15 @@ def record_inference(network: Network, device: chainer.backend.Device) -> Profil
         UnknownNameError: If there is no such architecture.
         HybridMemoryError: If the network cannot be run on such pictures.
     """
-    try:
-        model, _, examples = prepare(network, device)
-        network = dataclasses.replace(network, insize=examples[0].shape[-1])
-        return inference_recorder.record_inference(
-            model, *map(model.xp.array, examples)
-        )
-    except (HybridMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        raise explained(network, error, 'run') from error
+    with explaining(network, 'run'):
+        training = prepare(network, device)
+    network, model = (
+        dataclasses.replace(network, insize=training.insize),
+        training.model,
+    )
+    with explaining(network, 'run'):
+        batch = map(model.xp.array, training.examples)
+        return inference_recorder.record_inference(model, *batch)
 
 
 def find_insize(arch: str) -> int:
@@ -352,10 +312,22 @@ def _run(
     )
 
 
-def explained(
-    network: Network, error: Exception, done: str = 'trained'
-) -> HybridMemoryError:
-    """What Chainer, NumPy or the user's own class raised, in one line."""
+@contextlib.contextmanager
+def explaining(network: Network, done: str = 'trained') -> Iterator[None]:
+    """Tells in one line what Chainer, NumPy or the user's own class raises.
+
+    Raises:
+        HybridMemoryError: In place of any other error but MemoryError.
+    """
+    try:
+        yield
+    except (HybridMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise HybridMemoryError(_explain(network, error, done)) from error
+
+
+def _explain(network: Network, error: Exception, done: str) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     size = f' of {network.insize}x{network.insize}' if network.insize else ''
     contract = ''
@@ -365,7 +337,7 @@ def explained(
             f'{network.n_class - 1} and returns the loss; another number of classes is '
             f'named with --n-class, another size of pictures with --insize.'
         )
-    return HybridMemoryError(
+    return (
         f'{network.arch} cannot be {done} on '
         f'{format_count(network.batchsize, "picture")}{size}: '
         f'{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}).'

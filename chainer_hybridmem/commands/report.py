@@ -18,11 +18,8 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting.tables import (
     Column,
-    difference,
     figures_table,
-    share,
 )
-from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.records.plan import Plan
@@ -33,12 +30,12 @@ IN_CORE = 'in-core'
 KEPT_IN_PARTS = 'everything kept, functions in parts'
 COLUMNS = (
     Column('run', 'run'),
-    Column('predicted', 'predicted_seconds', format_seconds),
-    Column('measured', 'measured_seconds', format_seconds),
-    Column('over in-core', 'overhead', difference),
-    Column('gap', 'gap', share),
-    Column('peak', 'peak_bytes', format_bytes),
-    Column('limit', 'memory_limit_bytes', format_bytes),
+    Column('predicted', 'predicted_seconds', 'seconds'),
+    Column('measured', 'measured_seconds', 'seconds'),
+    Column('over in-core', 'overhead', 'difference'),
+    Column('gap', 'gap', 'share'),
+    Column('peak', 'peak_bytes', 'bytes'),
+    Column('limit', 'memory_limit_bytes', 'bytes'),
 )
 
 
@@ -80,9 +77,7 @@ class ReportCommand(base.Command):
             metavar='NAME',
             help='planners of --sweep; default those of the plans',
         )
-        parser.add_argument(
-            '-o', '--output', metavar='FILE', required=True, help='page to write'
-        )
+        arguments.add_output(parser, 'page to write', required=True)
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:

@@ -58,19 +58,8 @@ class RunCommand(base.Command):
         )
         arguments.add_planner(parser)
         group = parser.add_argument_group('what a session is told')
-        arguments.add_copies(group)
-        arguments.add_cross_iteration(group)
-        arguments.add_splitting(group)
-        arguments.add_rules(group)
-        group.add_argument(
-            '--cache-dir', metavar='FOLDER', help='keep plans here for the next run'
-        )
-        group.add_argument(
-            '--verify', action='store_true', help='check three guided iterations'
-        )
-        group.add_argument(
-            '--progress', action='store_true', help='tell what the session does'
-        )
+        told = *arguments.OF_COPIES, *arguments.OF_PLANS
+        arguments.add_options(group, *told, 'cache_dir', 'verify', 'progress')
         parser.add_argument(
             '--report', metavar='FILE', help='write the page of the session here'
         )
@@ -180,33 +169,13 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
         UnknownNameError: If there is no such planner.
         HybridMemoryError: If a folder or link cannot be used.
     """
-    options = {
-        'planner': args.planner,
-        'link_bandwidth': args.link_bandwidth,
-        'shared_link': args.shared_link,
-        'swap_dir': absolute(args.swap_dir),
-        'host_limit': args.host_limit,
-        'disk_bandwidth': args.disk_bandwidth,
-        'cross_iteration': args.cross_iteration,
-        'splitting': args.splitting,
-        'rules': args.rules or None,
-        'cache_dir': absolute(args.cache_dir),
-        'verify': args.verify,
-        'progress': args.progress,
-    }
-    usual = {'splitting': 'exact'}
-    given = {
-        name: value
-        for name, value in options.items()
-        if value is not None and value is not False and value != usual.get(name)
-    }
-    if args.splitting is False:
-        given['splitting'] = False
+    planner = {} if args.planner is None else {'planner': args.planner}
+    given = {**planner, **arguments.session_options(args)}
     about = [*given, *(['report'] if args.report is not None else [])]
     if about and args.memory_limit is None and args.profile is None:
-        flag = about[0].replace('_', '-')
         raise OptionError(
-            f'--{flag} is about a memory limit: name one, such as --memory-limit 8GiB.'
+            f'{args.flags[about[0]]} is about a memory limit: name one, such as '
+            f'--memory-limit 8GiB.'
         )
     if args.memory_limit is not None or args.profile is not None:
         check_can_limit()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.commands.base import import_chainer
@@ -19,11 +19,12 @@ from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
 from chainer_hybridmem.units import format_count
 
+if TYPE_CHECKING:
+    from chainer_hybridmem.commands.recording import Network
+
 FORMAT = 'chainer_hybridmem/samples'
 VERSION = 1
 ITERATIONS = 10
-# Nothing is to be in the way of two small iterations; the machine has its own limit.
-NO_LIMIT_BYTES = 2**50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +43,32 @@ class Samples:
     n_class: int
     pair: SamplePair
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """The network as plain values."""
+        return {'arch': self.arch, 'insize': self.insize, 'n_class': self.n_class}
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How samples are recorded.
+    """What is recorded, and how.
 
     Attributes:
+        arch (str): Name of the architecture, or ``module:Class``.
         batchsizes (tuple of int): Of the samples, ascending.
+        insize (int or None): Height and width of the pictures; None for the
+            architecture's, or those of a file.
+        n_class (int): Number of classes.
         device (str): ``'cpu'``, ``'cuda'`` or ``'auto'``.
         parts (bool): Whether to find out what functions need in parts, which takes most
             of the time; what is written to a file always tells it.
         timed (bool): Whether to measure times, which takes half of it; likewise.
     """
 
+    arch: str
     batchsizes: tuple[int, int]
+    insize: int | None = None
+    n_class: int = 1000
     device: str = 'cpu'
     parts: bool = True
     timed: bool = True
@@ -66,22 +79,11 @@ def count_steps(path: str | None) -> int:
     return 0 if path is not None and os.path.isfile(path) else 2
 
 
-def obtain(
-    arch: str,
-    insize: int | None,
-    n_class: int,
-    sampling: Sampling,
-    path: str | None,
-    progress: Progress,
-) -> Samples:
+def obtain(sampling: Sampling, path: str | None, progress: Progress) -> Samples:
     """Samples from a file if there is one, else recorded and written to it.
 
     Args:
-        arch: Name of the architecture, or ``module:Class``.
-        insize: Height and width of the pictures; None for the architecture's, or
-            the file's.
-        n_class: Number of classes.
-        sampling: How to record.
+        sampling: What to record.
         path: The file; None to record anew and keep nothing.
         progress: Has two steps for recordings, :func:`count_steps`.
 
@@ -93,23 +95,17 @@ def obtain(
     """
     if path is not None and os.path.isfile(path):
         samples = load(path)
-        _check(samples, arch, insize, n_class, path)
+        _check(samples, sampling, path)
         return samples
     if path is not None:
         sampling = dataclasses.replace(sampling, parts=True, timed=True)
-    samples = record(arch, insize, n_class, sampling, progress)
+    samples = record(sampling, progress)
     if path is not None:
         save(samples, path)
     return samples
 
 
-def record(
-    arch: str,
-    insize: int | None,
-    n_class: int,
-    sampling: Sampling,
-    progress: Progress,
-) -> Samples:
+def record(sampling: Sampling, progress: Progress) -> Samples:
     """Trains with both batch sizes until an iteration of each is recorded.
 
     Raises:
@@ -117,39 +113,56 @@ def record(
         ProfileMismatchError: If the two iterations differ.
         HybridMemoryError: If the network cannot be trained.
     """
-    batchsizes = sampling.batchsizes
-    check_ascending(batchsizes, '--sample-batches')
     import_chainer()
+    from chainer_hybridmem.commands import recording
+
+    memory = recording.Memory(recording.AMPLE_BYTES, sampling.device)
+
+    def record_one(network: Network, what: str) -> Profile:
+        recorded = recording.record(
+            network,
+            memory,
+            ITERATIONS,
+            io.StringIO(),
+            sampling.parts,
+            sampling.timed,
+            lambda number: progress.detail(f'{what}, iteration {number}'),
+        )
+        return recorded.problem.profile
+
+    return record_pair(sampling, progress, record_one)
+
+
+def record_pair(
+    sampling: Sampling,
+    progress: Progress,
+    record_one: Callable[[Network, str], Profile],
+) -> Samples:
+    """Records a network at both batch sizes.
+
+    Args:
+        sampling: What to record.
+        progress: Has two steps.
+        record_one: Records a network; is told in words what is recorded.
+    """
+    arch, insize = sampling.arch, sampling.insize
+    batchsizes = check_ascending(sampling.batchsizes, '--sample-batches')
     import numpy as np
 
     from chainer_hybridmem.commands import recording
 
     insize = insize or recording.find_insize(arch)  # or there is no such architecture
     recording.choose_device(sampling.device, '--record-on')  # or there is none
-    profiles: list[Profile] = []
-    memory = recording.Memory(NO_LIMIT_BYTES, sampling.device)
+    profiles = []
     for batchsize in batchsizes:
         what = f'recording {arch}, batch size {batchsize}'
         progress.step(what, at_once=True)
-        network = recording.Network(arch, batchsize, insize, n_class)
+        network = recording.Network(arch, batchsize, insize, sampling.n_class)
         # Only memory counts here: training may well diverge.
         with np.errstate(all='ignore'):
-            recorded = recording.record(
-                network,
-                memory,
-                ITERATIONS,
-                io.StringIO(),
-                sampling.parts,
-                sampling.timed,
-                functools.partial(_show_iteration, progress, what),
-            )
-        profiles.append(recorded.problem.profile)
+            profiles.append(record_one(network, what))
     pair = SamplePair.match(profiles[0], profiles[1], batchsizes)
-    return Samples(arch, insize, n_class, pair)
-
-
-def _show_iteration(progress: Progress, what: str, number: int) -> None:
-    progress.detail(f'{what}, iteration {number}')
+    return Samples(arch, insize, sampling.n_class, pair)
 
 
 def save(samples: Samples, path: str) -> None:
@@ -162,9 +175,7 @@ def save(samples: Samples, path: str) -> None:
     body = {
         'format': FORMAT,
         'version': VERSION,
-        'arch': samples.arch,
-        'insize': samples.insize,
-        'n_class': samples.n_class,
+        **samples.named,
         'batchsizes': list(pair.batchsizes),
         'profiles': [
             json.loads(serialise_profile(p)) for p in (pair.small, pair.large)
@@ -195,11 +206,9 @@ def load(path: str) -> Samples:
     return Samples(**values, pair=SamplePair.match(small, large, (first, second)))
 
 
-def _check(
-    samples: Samples, arch: str, insize: int | None, n_class: int, path: str
-) -> None:
+def _check(samples: Samples, sampling: Sampling, path: str) -> None:
     found = (samples.arch, samples.insize, samples.n_class)
-    wanted = (arch, insize or samples.insize, n_class)
+    wanted = (sampling.arch, sampling.insize or samples.insize, sampling.n_class)
     if found != wanted:
         raise OptionError(
             f'{path} has samples of {found[0]} at {found[1]}x{found[1]} with '

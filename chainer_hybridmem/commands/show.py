@@ -24,12 +24,8 @@ class ShowCommand(base.Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         arguments.add_planned(parser)
         arguments.add_measured(parser)
-        parser.add_argument(
-            '-o',
-            '--output',
-            metavar='FILE',
-            required=True,
-            help='picture to write, or a table that ends in .txt',
+        arguments.add_output(
+            parser, 'picture to write, or a table that ends in .txt', required=True
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -38,7 +34,7 @@ class ShowCommand(base.Command):
         from chainer_hybridmem.reporting.rows import as_table
 
         outputs.check_outputs(
-            args.output, inputs=planned_iteration.planned_inputs(args)
+            args.output, inputs=(args.profile, args.plan, args.measured)
         )
         profile, plan, timeline, measured = planned_iteration.load_iteration(args)
         if args.output.lower().endswith(TABLE):

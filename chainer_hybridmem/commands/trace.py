@@ -34,19 +34,15 @@ class TraceCommand(base.Command):
             metavar='FILE',
             help='also write mallocs and frees for pytorch.org/memory_viz',
         )
-        parser.add_argument(
-            '-o',
-            '--output',
-            metavar='FILE',
-            required=True,
-            help="trace to write; '-' for standard output",
+        arguments.add_output(
+            parser, "trace to write; '-' for standard output", required=True
         )
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.reporting import memory_viz
         from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 
-        inputs = planned_iteration.planned_inputs(args)
+        inputs = args.profile, args.plan, args.measured
         output = None if args.output == outputs.STDOUT else args.output
         outputs.check_outputs(output, args.snapshot, inputs)
         if args.snapshot == outputs.STDOUT:

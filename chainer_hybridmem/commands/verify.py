@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from chainer_hybridmem.units import format_apart, format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.recording import Memory, Network, Training
+    from chainer_hybridmem.session.session import Session
     from chainer_hybridmem.session.watchers import VerifiedRun
 
 ITERATIONS = 10
@@ -50,14 +52,14 @@ class VerifyCommand(base.Command):
             help='how many; the first ones only record, the others follow the plan; '
             f'default {ITERATIONS}',
         )
-        arguments.add_rules(parser)
+        arguments.add_options(parser, 'rules')
         arguments.add_json(parser)
         programs.add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.planners import DEFAULT, check_name
+        from chainer_hybridmem.planners import check_name
 
-        planner = check_name(DEFAULT if args.planner is None else args.planner)
+        planner = arguments.planner_of(args)
         against = check_name(args.against)
         if planner == against:
             raise OptionError(
@@ -65,18 +67,21 @@ class VerifyCommand(base.Command):
                 f'--planner or --against.'
             )
         outputs.check_output(args.json)
+        other = None if against == IN_CORE else against
         program = programs.find(args, device='auto')
         if program is None:
-            figures = _verify_network(args, planner, against)
+            figures = _verify_network(args, planner, other)
         else:
-            figures = _verify_program(args, program, planner, against)
+            figures = _verify_program(args, program, planner, other)
+        figures = {**figures, 'planner': planner, 'against': against}
         outputs.publish(text(figures), figures, args.json)
         return 0 if figures['same'] else 1
 
 
 def _verify_network(
-    args: argparse.Namespace, planner: str, against: str
+    args: argparse.Namespace, planner: str, against: str | None
 ) -> dict[str, Any]:
+    """Trains within the limit, and with another planner or, with None, without."""
     base.import_chainer()
     from chainer_hybridmem.commands import recording
 
@@ -85,60 +90,56 @@ def _verify_network(
     with Progress(steps, sys.stderr) as progress:
         if args.memory_limit.is_share:
             progress.step('recording the in-core peak')
-        memory = recording.Memory.of(args, network)
+        memory = recording.find_memory(args, network)
         limited, other = (
-            train(network, memory, args.iterations, name, args.rules, progress)
-            for name in (planner, None if against == IN_CORE else against)
+            train(network, memory, args.iterations, name, progress)
+            for name in (planner, against)
         )
     return {
         **dataclasses.asdict(network),
-        'planner': planner,
-        'against': against,
         'memory_limit_bytes': memory.limit_bytes,
         **compare(limited, other),
     }
 
 
 def _verify_program(
-    args: argparse.Namespace, program: programs.Program, planner: str, against: str
+    args: argparse.Namespace,
+    program: programs.Program,
+    planner: str,
+    against: str | None,
 ) -> dict[str, Any]:
-    """Runs a program within the limit and without; once more without if bits differ."""
+    """Likewise for a program; once more without a limit if bits differ."""
     options, _ = programs.memory_options(args, program)
 
     def train(name: str | None) -> VerifiedRun:
-        chosen = {**options, 'planner': name, 'rules': args.rules}
-        chosen['verify'] = args.iterations
+        told = {**options, 'planner': name, 'verify': args.iterations}
         run: VerifiedRun = programs.ask(
             program,
             'ProgramVerifier',
-            options=None if name is None else chosen,
+            options=None if name is None else told,
             iterations=args.iterations,
         )
-        return run
+        return _check_guided(run, name)
 
     with Progress(2, sys.stderr) as progress:
         progress.step(f'training {program.title} with {planner}', at_once=True)
-        limited = _check_guided(train(planner), planner)
-        progress.step(f'training {program.title}, {against}', at_once=True)
-        other = train(None if against == IN_CORE else against)
+        limited = train(planner)
+        progress.step(f'training {program.title}, {args.against}', at_once=True)
+        other = train(against)
         figures = compare(limited, other)
         if not figures['same']:
-            plain = train(None)
-            again = plain if against == IN_CORE else train(None)
-            left = other if against == IN_CORE else plain
-            figures['deterministic'] = compare(left, again)['same']
+            plain = other if against is None else train(None)
+            figures['deterministic'] = compare(plain, train(None))['same']
     return {
         'program': program.words,
         'batchsize': None,
-        'planner': planner,
-        'against': against,
         'memory_limit_bytes': options['memory_limit'],
         **figures,
     }
 
 
-def _check_guided(run: VerifiedRun, planner: str) -> VerifiedRun:
-    if not any(run.guided):
+def _check_guided(run: VerifiedRun, planner: str | None) -> VerifiedRun:
+    if planner is not None and not any(run.guided):
         raise HybridMemoryError(
             f'None of {format_count(len(run.guided), "iteration")} has followed a plan '
             f'of {planner}; allow more with --iterations.'
@@ -151,7 +152,6 @@ def train(
     memory: Memory,
     iterations: int,
     planner: str | None,
-    rules: Any,
     progress: Progress,
 ) -> VerifiedRun:
     """Trains from the same seed every time.
@@ -159,9 +159,8 @@ def train(
     Args:
         network: What to train.
         memory: What to train it in.
-        iterations: How many.
-        planner: Plans; None for plain Chainer without a limit.
-        rules: What its plans obey.
+        iterations: How many; those that follow a plan are verified.
+        planner: Plans; None is plain Chainer without a limit.
         progress: Has a step for each iteration.
 
     Raises:
@@ -172,68 +171,45 @@ def train(
 
     from chainer_hybridmem.commands import recording
     from chainer_hybridmem.recompute import drawing
+    from chainer_hybridmem.session.session import optimize
 
     device = recording.choose_device(memory.device)
-    try:
+    options = {**memory.options, 'verify': iterations, 'progress': progress.lines}
+    with recording.explaining(network):
         training = recording.prepare(network, device)
         if device.xp is not np:
             drawing.seed_gpu(0)
-        if planner is None:
-            return train_plain(training, iterations, progress)
-        return train_limited(training, memory, iterations, planner, rules, progress)
-    except (HybridMemoryError, MemoryError):
-        raise
-    except Exception as error:
-        raise recording.explained(network, error) from error
+        session = None
+        if planner is not None:
+            session = optimize(training.model, memory.limit_bytes, planner, **options)
+        run = _follow(training, session, iterations, progress)
+    return _check_guided(run, planner)
 
 
-def train_plain(training: Training, iterations: int, progress: Progress) -> VerifiedRun:
-    """Trains as plain Chainer, without a limit."""
-    from chainer_hybridmem.chainer_access.snapshots import snapshot
-    from chainer_hybridmem.session.watchers import VerifiedRun
-
-    snapshots = []
-    for _ in range(iterations):
-        progress.step(f'training {IN_CORE}')
-        snapshots.append(snapshot(training.model, training.step()))
-    return VerifiedRun(snapshots, [False] * iterations)
-
-
-def train_limited(
+def _follow(
     training: Training,
-    memory: Memory,
+    session: Session | None,
     iterations: int,
-    planner: str,
-    rules: Any,
     progress: Progress,
 ) -> VerifiedRun:
-    """Trains in a session that verifies every iteration that follows a plan.
-
-    Raises:
-        HybridMemoryError: If none has.
-    """
+    """Notes the bits after every iteration."""
     from chainer_hybridmem.chainer_access.snapshots import snapshot
-    from chainer_hybridmem.session.session import optimize
     from chainer_hybridmem.session.watchers import VerifiedRun
 
     snapshots, guided = [], []
-    with optimize(
-        training.model,
-        memory.limit_bytes,
-        planner,
-        progress=progress.lines,
-        verify=iterations,
-        rules=rules,
-        **memory.session_options(),
-    ) as session:
+    what = 'training ' + (IN_CORE if session is None else f'with {session.planner}')
+    with session or contextlib.nullcontext():
         for _ in range(iterations):
-            progress.step(f'training with {planner}')
+            progress.step(what)
             snapshots.append(snapshot(training.model, training.step()))
-            session.finish_iteration()
-            guided.append(bool(session.last_iteration()['guided']))
+            if session is not None:
+                session.finish_iteration()
+            last = {} if session is None else session.last_iteration()
+            guided.append(bool(last.get('guided')))
     run = VerifiedRun(snapshots, guided)
-    peak_bytes = session.statistics()['peak_bytes']
-    return _check_guided(run.with_session(session, peak_bytes), planner)
+    if session is None:
+        return run
+    return run.with_session(session, session.statistics()['peak_bytes'])
 
 
 def compare(run: VerifiedRun, other: VerifiedRun) -> dict[str, Any]:

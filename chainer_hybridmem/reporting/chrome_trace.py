@@ -225,18 +225,23 @@ def _arrow_end(interval: Interval, name: str) -> Event:
 
 
 def _loads(timeline: Timeline) -> Iterator[Event]:
-    """Highest load of each operation, from its first replay on."""
+    """Highest load of each operation."""
+    starts = operation_starts(timeline.intervals)
+    return _counter('memory load', zip(starts, timeline.load_bytes, strict=True))
+
+
+def operation_starts(intervals: Iterable[Interval]) -> list[float]:
+    """Start of each operation, from its first replay on."""
     starts: list[float] = []
     first_replay = None
-    for interval in timeline.intervals:
+    for interval in intervals:
         if interval.kind == 'recompute' and first_replay is None:
             first_replay = interval.start_seconds
         if interval.kind in OPERATIONS:
             own = interval.start_seconds
             starts.append(own if first_replay is None else first_replay)
             first_replay = None
-    loads = zip(starts, timeline.load_bytes, strict=True)
-    return _counter('memory load', loads)
+    return starts
 
 
 def _limit(limit_bytes: int, total_seconds: float) -> Iterator[Event]:

@@ -15,11 +15,10 @@ from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.palette import LINE_COLOURS
 from chainer_hybridmem.reporting.rows import IN_CORE_PEAK
 from chainer_hybridmem.reporting.tables import (
+    UNITS,
     UNKNOWN,
     Column,
-    difference,
     figures_table,
-    share,
     table,
 )
 from chainer_hybridmem.terminal import printable
@@ -29,22 +28,22 @@ Row = dict[str, Any]
 Case = tuple[str, int]
 
 PREDICTED = (
-    Column('overhead', 'overhead', difference),
-    Column('bound', 'lower_bound_seconds', format_seconds),
-    Column('gap', 'gap', share),
-    Column('peak', 'peak_bytes', format_bytes),
-    Column('host', 'host_bytes', format_bytes),
+    Column('overhead', 'overhead', 'difference'),
+    Column('bound', 'lower_bound_seconds', 'seconds'),
+    Column('gap', 'gap', 'share'),
+    Column('peak', 'peak_bytes', 'bytes'),
+    Column('host', 'host_bytes', 'bytes'),
 )
-DISK = Column('disk', 'disk_bytes', format_bytes)  # shown where there is one
+DISK = Column('disk', 'disk_bytes', 'bytes')  # shown where there is one
 COLUMNS = (
     Column('planner', 'planner'),
-    Column('s / iteration', 'iteration_seconds', format_seconds),
+    Column('s / iteration', 'iteration_seconds', 'seconds'),
     *PREDICTED,
     DISK,
     Column('keep', 'keep'),
     Column('swap', 'swap'),
     Column('recompute', 'recompute'),
-    Column('planning', 'planning_seconds', format_seconds),
+    Column('planning', 'planning_seconds', 'seconds'),
     Column('simulations', 'simulations'),
 )
 SUMMARY_HEADERS = ('planner', 'fits', 'time / bound', 'fastest', 'longest planning')
@@ -97,12 +96,12 @@ def _bound(rows: Sequence[Row]) -> str:
     seconds, in_core = bound_seconds(rows), rows[0]['in_core_seconds']
     if seconds is None or not in_core:
         return UNKNOWN
-    return f'{seconds / in_core - 1:+.1%}'
+    return UNITS['difference'](seconds / in_core - 1)
 
 
 def _overhead(row: Row) -> str:
     if row['fits']:
-        return difference(row['overhead'])
+        return UNITS['difference'](row['overhead'])
     return 'failed' if row['failed'] else UNKNOWN
 
 

@@ -23,7 +23,7 @@ from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
 from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Category, Profile
 from chainer_hybridmem.records.splits import in_parts
-from chainer_hybridmem.records.validation import _made_by, _Walk
+from chainer_hybridmem.records.validation import _Walk
 
 PROTOCOL = 4  # the viewer reads 2 to 4
 FIRST_ADDRESS = 0x100000000
@@ -125,36 +125,33 @@ def make_snapshot(events: Iterable[Event], initial_bytes: int) -> dict[str, Any]
     for block, nbytes in blocks.items():
         live[block] = space.take(nbytes), nbytes, frames, UNKNOWN
     for event in events:
-        # Without a time, the viewer is to show none.
-        entry: dict[str, Any] = {'size': event.nbytes, 'stream': 0, 'timestamp': None}
-        entry.update(frames=event.frames, category=event.category)
         if event.block > 0:
             address = space.take(event.nbytes)
             live[event.block] = address, event.nbytes, event.frames, event.category
-            trace.append({'action': 'alloc', 'addr': address, **entry})
+            trace.append(_entry('alloc', address, event, event.category))
             continue
-        address, nbytes, _, entry['category'] = live.pop(-event.block)
+        address, nbytes, _, category = live.pop(-event.block)
         space.give(address, nbytes)
         for action in ('free_requested', 'free_completed'):
-            trace.append({'action': action, 'addr': address, **entry})
+            trace.append(_entry(action, address, event, category))
     segment = _segment(space, list(live.values()))
-    head = {
-        'action': 'segment_alloc',
-        'addr': FIRST_ADDRESS,
-        'size': segment['total_size'],
-        'stream': 0,
-        'frames': frames,
-        'category': UNKNOWN,
-    }
-    tail = {
-        'action': 'snapshot',
-        'addr': 0,
-        'size': 0,
-        'stream': 0,
-        'frames': [_frame('after', 0, 'the end of the iteration')],
-        'category': UNKNOWN,
-    }
+    whole = Event(0, segment['total_size'], frames)
+    head = _entry('segment_alloc', FIRST_ADDRESS, whole, UNKNOWN)
+    end = Event(0, 0, [_frame('after', 0, 'the end of the iteration')])
+    tail = _entry('snapshot', 0, end, UNKNOWN)
     return {'segments': [segment], 'device_traces': [[head, *trace, tail]]}
+
+
+def _entry(action: str, address: int, event: Event, category: str) -> dict[str, Any]:
+    return {
+        'action': action,
+        'addr': address,
+        'size': event.nbytes,
+        'stream': 0,
+        'timestamp': None,  # without a time, the viewer is to show none
+        'frames': event.frames,
+        'category': category,
+    }
 
 
 def _segment(space: _Space, live: list[tuple[int, int, Frames, str]]) -> dict[str, Any]:
@@ -256,7 +253,6 @@ class _Log(_Walk):
         self._next = 1
         self._position = 0
         self._why = ''
-        self._died: set[int] = set()  # with the graph, in this operation
 
     def _emit(self, storage: int, malloc: bool) -> None:
         item = self.profile.storages[storage]
@@ -283,56 +279,20 @@ class _Log(_Walk):
             category = self._why
         self.events.append(Event(block, item.nbytes, frames, category))
 
-    def _take(self, storage: int) -> None:
-        super()._take(storage)
+    def _gain(self, storage: int) -> None:
+        super()._gain(storage)
         self._emit(storage, True)
 
-    def _leave(self, storage: int) -> None:
-        super()._leave(storage)
-        if storage in self._died:
-            self._died.discard(storage)
-        else:
-            self._emit(storage, False)
+    def _lose(self, storage: int) -> None:
+        super()._lose(storage)
+        self._emit(storage, False)
 
     def _before(self, k: int) -> int:
         self._position, self._why = k, 'swapped in'
-        for storage in self.ending.get(k, ()):
-            self._emit(storage, False)
         return super()._before(k)
 
     def _replay(self, k: int) -> int:
         self._why = 'recomputed'
-        for replay in self.replays.get(k, ()):
-            for storage in _made_by(self.recipes[replay.operation]):
-                if storage not in replay.keeps:
-                    self._emit(storage, True)
-            for storage in replay.frees:
-                self._emit(storage, False)
         highest = super()._replay(k)
         self._why = ''
         return highest
-
-    def _during(self, k: int) -> int:
-        """Walks through the events of an operation, as the checker does."""
-        operations, events = self.profile.operations, self.profile.events
-        made: list[int] = []  # maps
-        end = operations[k + 1].first_event if k + 1 < len(operations) else len(events)
-        for position in range(operations[k].first_event, end):
-            lives = position < self.profile.graph_end_event
-            if position == self.profile.graph_end_event:
-                present = {*self.present, *made}
-                self._died = {s for s in present if self.entries[s].drop_before < 0}
-                for storage in sorted(self.graph_held | self._died):
-                    self._emit(storage, False)
-            storage = abs(events[position]) - 1
-            if events[position] > 0:
-                self._emit(storage, True)
-                if storage in self.entries:
-                    made.append(storage)
-            elif storage in self.entries or storage in self.sources:
-                continue
-            elif lives and self._left_to_graph(storage):
-                self.graph_held.add(storage)
-            else:
-                self._emit(storage, False)
-        return super()._during(k)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
 from chainer_hybridmem.records.plan import Action, Plan
 from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.records.splits import in_parts
 from chainer_hybridmem.records.timeline import Timeline
-from chainer_hybridmem.records.validation import _Walk
 from chainer_hybridmem.reporting import canvas
+from chainer_hybridmem.reporting.page.composition import compose
 from chainer_hybridmem.reporting.palette import COLOURS, GROUP_COLOURS
 from chainer_hybridmem.reporting.rows import LANE_TITLES
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
-ACTION_COLOURS = {action: GROUP_COLOURS[action.value] for action in Action}
 _REST_COLOUR = '#d9dde2'
 _MEASURED_COLOUR = '#111111'
 _LANES = {'compute': 2, 'd2h': 1, 'h2d': 0}
@@ -60,35 +62,6 @@ def draw(
     canvas.save(figure, path)
 
 
-def resident_bytes(profile: Profile, plan: Plan) -> dict[Action, list[int]]:
-    """Feature maps on the device when each operation begins, by their action.
-
-    Args:
-        profile: The recorded iteration.
-        plan: A plan for it.
-
-    Returns:
-        dict: Bytes per operation. A map counts from the operation after the one that
-        makes it.
-    """
-    walk = _Residents(profile, plan)
-    walk.run()
-    return walk.resident
-
-
-class _Residents(_Walk):
-    def __init__(self, profile: Profile, plan: Plan) -> None:
-        super().__init__(profile, plan)
-        self.resident: dict[Action, list[int]] = {action: [] for action in Action}
-
-    def _before(self, k: int) -> int:
-        highest = super()._before(k)
-        for action, column in self.resident.items():
-            present = (s for s in self.present if self.entries[s].action is action)
-            column.append(sum(self._nbytes(s) for s in present))
-        return highest
-
-
 def _draw_load(
     axes: Any,
     timeline: Timeline,
@@ -101,19 +74,21 @@ def _draw_load(
     limit = plan.memory_limit_bytes
     highest = max(limit, timeline.peak_bytes)
     unit, size = canvas.unit_of(highest)
-    loads = [nbytes / size for nbytes in timeline.load_bytes]
-    stacks = {} if profile is None else resident_bytes(profile, plan)
-    below = list(loads)
-    for columns in stacks.values():
-        below = [a - b / size for a, b in zip(below, columns, strict=True)]
+    loads = np.array(timeline.load_bytes) / size
+    stacks = {}
+    if profile is not None:
+        parts = compose(in_parts(profile, plan.parts), plan).group_bytes
+        stacks = {action: parts[action.value] / size for action in Action}
+    below = loads - sum(stacks.values())
     axes.stairs(below, starts, fill=True, color=_REST_COLOUR, label='everything else')
-    for action, columns in stacks.items():
-        if not any(columns):
-            continue
-        top = [a + b / size for a, b in zip(below, columns, strict=True)]
-        colour, label = ACTION_COLOURS[action], f'maps to {action.value}'
-        axes.stairs(top, starts, baseline=below, fill=True, color=colour, label=label)
-        below = top
+    for action, column in stacks.items():
+        if column.any():
+            colour, label = GROUP_COLOURS[action.value], f'maps to {action.value}'
+            top = below + column
+            axes.stairs(
+                top, starts, baseline=below, fill=True, color=colour, label=label
+            )
+            below = top
     axes.stairs(loads, starts, color='#5a7184', label='predicted load')
     measured_peak = ''
     if measured is not None:

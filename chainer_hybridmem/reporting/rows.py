@@ -8,8 +8,9 @@ from typing import Any
 from chainer_hybridmem.records.plan import FOR_REPLAYS, Action, Plan, Tier
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.reporting.tables import Row
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.units import format_bytes, format_count, format_seconds
+from chainer_hybridmem.units import format_bytes, format_seconds
 
 LANE_TITLES = {
     'compute': 'compute',
@@ -69,29 +70,17 @@ def sharing_rows(ranks: int, name: str = '  shared by') -> list[tuple[str, str]]
     return [(name, f'{ranks} processes; rates are of one while all copy')]
 
 
-def all_reduce_rows(seconds: float, exchanged_bytes: int) -> list[tuple[str, str]]:
-    """Says what the sum of gradients takes; nothing where no process sends any.
-
-    Args:
-        seconds: Of an iteration.
-        exchanged_bytes: What each process sends to others, and receives.
-    """
-    if not exchanged_bytes:
-        return []
-    sent = f'each process sends {format_bytes(exchanged_bytes)}'
-    return [('sum of gradients', f'{format_seconds(seconds)}, {sent}')]
-
-
-def source_rows(count: int, nbytes: int) -> list[tuple[str, str]]:
-    """Says what stays for replays alone; nothing where nothing does.
-
-    Args:
-        count: Of such maps.
-        nbytes: Of all of them.
-    """
-    if not count:
-        return []
-    return [(FOR_REPLAYS, f'{format_count(count, "map")}, {format_bytes(nbytes)}')]
+ALL_REDUCE = Row(
+    'sum of gradients',
+    '{all_reduce_seconds:seconds}, each process sends {exchanged_bytes:bytes}',
+    'exchanged_bytes',
+)
+SOURCES = Row(FOR_REPLAYS, '{sources:map}, {source_bytes:bytes}', 'sources')
+ACTIONS = tuple(
+    Row(action.value, f'{{{action.value}:feature map}}, {{{action.value}_bytes:bytes}}')
+    for action in Action
+)
+IN_PARTS = 'run in parts, of these not exact'
 
 
 def rule_rows(costs: Iterable[RuleCost]) -> list[tuple[str, str]]:

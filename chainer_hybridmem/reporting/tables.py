@@ -2,12 +2,75 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.units import format_bytes, format_count, format_seconds
 
 UNKNOWN = '-'
+UNITS: dict[str, Callable[[Any], str]] = {
+    'bytes': format_bytes,
+    'seconds': format_seconds,
+    'rate': lambda bytes_per_second: f'{format_bytes(bytes_per_second)}/s',
+    'share': '{:.1%}'.format,
+    'difference': '{:+.1%}'.format,
+}
+
+
+class Row(NamedTuple):
+    """A row of named values.
+
+    Attributes:
+        name (str): What stands before the value.
+        text (str): The value: figures in braces by key and unit, such as
+            ``'{peak_bytes:bytes}'``. A unit is one of ``UNITS`` or the noun of what is
+            counted.
+        given (str): Key of a figure; there is no row where it is nothing or missing.
+    """
+
+    name: str
+    text: str
+    given: str = ''
+
+
+class _Figures(string.Formatter):
+    """Formats figures with units.
+
+    Args:
+        missing: What is said of a figure that is None, by unit.
+    """
+
+    def __init__(self, missing: Mapping[str, str]) -> None:
+        self._missing = missing
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if value is None:
+            return self._missing.get(format_spec, UNKNOWN)
+        if format_spec in UNITS:
+            return UNITS[format_spec](value)
+        return format_count(value, format_spec) if format_spec else str(value)
+
+
+def told(
+    rows: Sequence[Row],
+    figures: Mapping[str, Any],
+    missing: Mapping[str, str] | None = None,
+) -> list[tuple[str, str]]:
+    """Names and values, for :func:`named_values`.
+
+    Args:
+        rows: In this order.
+        figures: By key.
+        missing: What is said of a figure that is None, by unit; else ``UNKNOWN``.
+    """
+    formatter = _Figures(missing or {})
+    return [
+        (row.name, formatter.vformat(row.text, (), figures))
+        for row in rows
+        if not row.given or figures.get(row.given)
+    ]
 
 
 class Column(NamedTuple):
@@ -16,27 +79,20 @@ class Column(NamedTuple):
     Attributes:
         name (str): Its header.
         key (str): Of the figure.
-        show (callable): The figure as text; what is None or missing is ``UNKNOWN``.
+        unit (str or callable): One of ``UNITS``, or what makes text of the figure; what
+            is None or missing is ``UNKNOWN``.
     """
 
     name: str
     key: str
-    show: Callable[[Any], str] = str
+    unit: str | Callable[[Any], str] = str
 
     def cell(self, row: Mapping[str, Any]) -> str:
         """The figure of one row for people."""
         figure = row.get(self.key)
-        return UNKNOWN if figure is None else self.show(figure)
-
-
-def share(figure: float) -> str:
-    """Formats a share, such as ``'1.5%'``."""
-    return f'{figure:.1%}'
-
-
-def difference(figure: float) -> str:
-    """Formats a share more or less than something, such as ``'+1.5%'``."""
-    return f'{figure:+.1%}'
+        if figure is None:
+            return UNKNOWN
+        return (self.unit if callable(self.unit) else UNITS[self.unit])(figure)
 
 
 def figures_table(

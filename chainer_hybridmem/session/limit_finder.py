@@ -23,6 +23,7 @@ from chainer_hybridmem.planners import DEFAULT, check_options, make_plan, option
 from chainer_hybridmem.records import library
 from chainer_hybridmem.session.guides.forecast import forecast, with_spare
 from chainer_hybridmem.session.recording_session import SteppingSession
+from chainer_hybridmem.session.setting.options import RECORDED_WITH
 from chainer_hybridmem.session.setting.planning_time import outside_limit
 from chainer_hybridmem.session.step_recorder import RecordedProgram, StepRecorder
 from chainer_hybridmem.units import AUTO, FREE, format_bytes, is_percentage, parse_bytes
@@ -31,18 +32,6 @@ MOST_COST = 0.1  # of the time of plain Chainer
 ITERATIONS = 30  # are recorded at most, until a step has repeated
 HALVINGS = 6  # of the range in which the least limit lies
 TOLERANCE = 0.01  # of the bound; a search for a limit needs no better plans
-# What a session that records is told; the others are for what follows a plan.
-RECORDED_WITH = (
-    'swap_dir',
-    'link_bandwidth',
-    'shared_link',
-    'host_limit',
-    'disk_bandwidth',
-    'cross_iteration',
-    'splitting',
-    'rules',
-    'progress',
-)
 
 
 class LimitFinder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import chainer
 
 from chainer_hybridmem.records.measured_timeline import Measured
-from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.records.plan import Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.rules import RuleCost
 from chainer_hybridmem.reporting.page import (
@@ -20,24 +21,95 @@ from chainer_hybridmem.reporting.page import (
     make_text,
     make_text_page,
 )
+from chainer_hybridmem.reporting.page.figures import plan_figures
 from chainer_hybridmem.reporting.rows import (
-    all_reduce_rows,
+    ACTIONS,
+    ALL_REDUCE,
+    IN_PARTS,
+    SOURCES,
     in_core_row,
     rule_rows,
-    source_rows,
+)
+from chainer_hybridmem.reporting.tables import (
+    Column,
+    Row,
+    figures_table,
+    named_values,
+    told,
 )
 from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.units import (
-    format_bound,
-    format_bytes,
-    format_count,
-    format_seconds,
-)
+from chainer_hybridmem.units import format_bound, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.execution.verifier import Verdict
 
 MOST_KINDS = 16  # of iterations that a report shows: the most frequent ones
+MISSING = {'bytes': 'unknown', 'seconds': 'not yet', 'difference': 'not yet'}
+FITS = (
+    Row('peak, measured', '{peak_bytes:bytes}'),
+    Row('plan', 'none: everything fits below the limit, and nothing is planned'),
+)
+LIMITED = (
+    Row(
+        'peak, predicted / measured',
+        '{predicted_peak_bytes:bytes} / {guided_peak_bytes:bytes}',
+    ),
+)
+OF_THE_PLAN = (
+    *ACTIONS,
+    SOURCES,
+    Row(
+        's / iteration, predicted / measured',
+        '{predicted_seconds:seconds} / {measured_seconds:seconds}{error}',
+    ),
+    Row('s / iteration in-core', '{in_core_seconds:seconds}'),
+    Row(
+        'overhead, predicted / measured',
+        '{predicted_overhead:difference}{older} / {measured_overhead:difference}',
+    ),
+    Row('lower bound of any plan', '{bound} for the recorded times{stale}'),
+    Row('stalled, measured', '{stall_seconds:seconds}', 'measured_seconds'),
+    Row('copied / iteration', '{swapped_bytes:bytes}', 'measured_seconds'),
+    Row('recomputed / iteration', '{recomputed_bytes:bytes}', 'measured_seconds'),
+    ALL_REDUCE,
+    Row('planning', '{by}, {planning_seconds:seconds}, {simulations:simulation}'),
+)
+OF_ALL_ITERATIONS = (
+    Row('plans of earlier runs', '{cached}', 'cached'),
+    Row('footprint, measured', '{footprint_bytes:bytes}'),
+    Row('arena', '{no_arena}', 'lacks_arena'),
+    Row('arena + beside it', '{arena_bytes:bytes} + {side_bytes:bytes}', 'arena_bytes'),
+    Row(
+        'allocations placed / not / iteration',
+        '{placed} / {unplaced}',
+        'arena_bytes',
+    ),
+    Row('host memory for swapped maps', '{host_bytes:bytes}', 'host_is_free'),
+    Row('host limit', '{host_limit_bytes:bytes}', 'host_limit_bytes'),
+    Row(
+        'host memory for swapped maps, predicted / measured',
+        '{predicted_host_bytes:bytes} / {host_bytes:bytes}',
+        'host_limit_bytes',
+    ),
+    Row(
+        'disk for swapped maps, predicted / measured',
+        '{predicted_disk_bytes:bytes} / {disk_bytes:bytes}',
+        'uses_disk',
+    ),
+    # what a plan alone does not explain
+    Row(IN_PARTS, '{split:function} / {split_inexact}', 'split'),
+    Row('never recomputed (see recomputable)', '{untrusted}', 'distrusts'),
+    Row('held beside what the plan knows', '{foreign_bytes:bytes}', 'foreign_bytes'),
+    Row('maps of older graphs, away at most', '{older_bytes:bytes}', 'older_bytes'),
+    Row('evicted / iteration, not planned', '{evictions}', 'evictions'),
+    Row('kinds of iterations no plan fits', '{unplanned}', 'unplanned'),
+    Row('iterations that differed', '{deviations}', 'deviations'),
+)
+VERIFIED = Row(
+    'verified',
+    '{iterations:iteration}, {maps:map}, {compared_bytes:bytes}: every bit as forward '
+    'made it',
+)
 
 
 def session_report(
@@ -62,39 +134,63 @@ def session_report(
     s = statistics
     rows = [
         ('state', f'{s["state"]} after {format_count(s["iterations"], "iteration")}'),
-        ('memory limit', _bytes(s['limit_bytes'])),
+        *told([Row('memory limit', '{limit_bytes:bytes}')], s),
     ]
-    rows += _peaks(s)
+    if s['fits']:
+        rows += told(FITS, s, MISSING)
+    else:
+        peaks = s['in_core_peak_bytes'], s['in_core_peak_in_parts_bytes']
+        rows += [in_core_row(*peaks), *told(LIMITED, s, MISSING)]
     if plan is not None and profile is not None:
-        rows += [(action.value, _maps(plan, profile, action)) for action in Action]
-        rows += source_rows(len(plan.sources), plan.source_bytes(profile))
-        rows += _times(s)
-        rows += all_reduce_rows(profile.all_reduce_seconds, profile.exchanged_bytes)
-        rows.append(
-            (
-                'planning',
-                f'{plan.planner}, {format_seconds(s["planning_seconds"])}, '
-                f'{format_count(plan.simulations, "simulation")}',
-            )
-        )
+        rows += told(OF_THE_PLAN, _plan_figures(s, plan, profile), MISSING)
     rows += rule_rows(costs)
-    if s['cached']:
-        rows.append(('plans of earlier runs', str(s['cached'])))
-    rows += [*_memory(s), *_host(s), *_exceptions(s)]
+    host_limit = s['host_limit_bytes']
+    disk = s['disk_bytes'] or s['predicted_disk_bytes'] or host_limit == 0
+    figures = {
+        **s,
+        'lacks_arena': s['no_arena'] and not s['fits'],
+        'host_is_free': host_limit is None,
+        'uses_disk': disk and host_limit is not None,
+        'distrusts': s['untrusted'] and s['recompute'] is not None,
+        'untrusted': ', '.join(s['untrusted']),
+    }
+    rows += told(OF_ALL_ITERATIONS, figures, MISSING)
     if verdict is not None:
-        rows.append(
-            (
-                'verified',
-                f'{format_count(verdict.iterations, "iteration")}, '
-                f'{format_count(verdict.maps, "map")}, '
-                f'{format_bytes(verdict.compared_bytes)}: every bit as forward made it',
-            )
-        )
-    width = max(len(name) for name, _ in rows)
+        rows += told([VERIFIED], dataclasses.asdict(verdict))
     title = f'chainer_hybridmem, planner {s["planner"]}'
-    lines = [title, '-' * len(title)]
-    lines += [f'{name:<{width}}  {value}' for name, value in rows]
-    return '\n'.join(lines + _kinds(s['kinds']))
+    return '\n'.join([named_values(title, rows), *_kinds(s['kinds'])])
+
+
+def _plan_figures(s: dict[str, Any], plan: Plan, profile: Profile) -> dict[str, Any]:
+    """The statistics with what only the plan and its profile tell."""
+    measured = s['iteration_seconds'] if s['guided_iterations'] else None
+    predicted, in_core = s['predicted_seconds'], s['in_core_seconds']
+    bound = s['lower_bound_seconds']
+    stale = measured is not None and measured < bound
+    return {
+        **plan_figures(profile, plan),
+        **s,
+        'all_reduce_seconds': profile.all_reduce_seconds,
+        'exchanged_bytes': profile.exchanged_bytes,
+        'by': plan.planner,
+        'measured_seconds': measured,
+        'error': f' (prediction {predicted / measured - 1:+.1%})' if measured else '',
+        'predicted_overhead': predicted / in_core - 1,
+        'older': ' without older graphs' if s['older_bytes'] else '',
+        'measured_overhead': measured / in_core - 1 if measured else None,
+        'bound': format_bound(bound, s['gap']),
+        'stale': ', which are stale: iterations are faster' if stale else '',
+    }
+
+
+KINDS = (
+    Column('iterations', 'state'),
+    Column('operations', 'operations'),
+    Column('number', 'iterations'),
+    Column('s, predicted', 'predicted_seconds', 'seconds'),
+    Column('s, median', 'seconds', 'seconds'),
+    Column('peak', 'peak_bytes', 'bytes'),
+)
 
 
 def _kinds(kinds: list[dict[str, Any]]) -> list[str]:
@@ -102,162 +198,10 @@ def _kinds(kinds: list[dict[str, Any]]) -> list[str]:
     if len(kinds) < 2:
         return []
     shown = sorted(kinds, key=lambda kind: -kind['iterations'])[:MOST_KINDS]
-    rows = [('iterations', 'operations', 'number', 's, predicted', 's, median', 'peak')]
-    rows += [
-        (
-            kind['state'],
-            '' if kind['operations'] is None else str(kind['operations']),
-            str(kind['iterations']),
-            _seconds(kind['predicted_seconds'], ''),
-            _seconds(kind['seconds']),
-            _bytes(kind['peak_bytes']),
-        )
-        for kind in kinds
-        if kind in shown
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        '  '.join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    rows = [kind for kind in kinds if kind in shown]
     others = len(kinds) - len(shown)
-    return ['', *lines, *([f'and {others} other kinds'] if others else [])]
-
-
-def _exceptions(s: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a plan alone does not explain."""
-    rows = []
-    if s['split']:
-        rows.append(
-            (
-                'run in parts, of these not exact',
-                f'{format_count(s["split"], "function")} / {s["split_inexact"]}',
-            )
-        )
-    if s['untrusted'] and s['recompute'] is not None:
-        rows.append(('never recomputed (see recomputable)', ', '.join(s['untrusted'])))
-    if s['foreign_bytes']:
-        rows.append(('held beside what the plan knows', _bytes(s['foreign_bytes'])))
-    if s['older_bytes']:
-        rows.append(('maps of older graphs, away at most', _bytes(s['older_bytes'])))
-    if s['evictions']:
-        rows.append(('evicted / iteration, not planned', str(s['evictions'])))
-    if s['unplanned']:
-        rows.append(('kinds of iterations no plan fits', str(s['unplanned'])))
-    if s['deviations']:
-        rows.append(('iterations that differed', str(s['deviations'])))
-    return rows
-
-
-def _peaks(s: dict[str, Any]) -> list[tuple[str, str]]:
-    if s['fits']:
-        return [
-            ('peak, measured', _bytes(s['peak_bytes'])),
-            ('plan', 'none: everything fits below the limit, and nothing is planned'),
-        ]
-    return [
-        in_core_row(s['in_core_peak_bytes'], s['in_core_peak_in_parts_bytes']),
-        (
-            'peak, predicted / measured',
-            f'{_bytes(s["predicted_peak_bytes"])} / {_bytes(s["guided_peak_bytes"])}',
-        ),
-    ]
-
-
-def _host(s: dict[str, Any]) -> list[tuple[str, str]]:
-    """What swapped maps take; what of it was predicted where it is limited."""
-    limit, name = s['host_limit_bytes'], 'host memory for swapped maps'
-    if limit is None:
-        return [(name, _bytes(s['host_bytes']))]
-    tiers = [(name, 'host')] if limit else []
-    if s['disk_bytes'] or s['predicted_disk_bytes'] or not limit:
-        tiers.append(('disk for swapped maps', 'disk'))
-    rows = [
-        (
-            f'{label}, predicted / measured',
-            f'{_bytes(s[f"predicted_{tier}_bytes"])} / {_bytes(s[f"{tier}_bytes"])}',
-        )
-        for label, tier in tiers
-    ]
-    return [('host limit', _bytes(limit)), *rows] if limit else rows
-
-
-def _memory(s: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [('footprint, measured', _bytes(s['footprint_bytes']))]
-    if s['no_arena'] is not None and not s['fits']:
-        rows.append(('arena', s['no_arena']))
-    if s['arena_bytes'] is not None:
-        rows.append(
-            (
-                'arena + beside it',
-                f'{_bytes(s["arena_bytes"])} + {_bytes(s["side_bytes"])}',
-            )
-        )
-        rows.append(
-            (
-                'allocations placed / not / iteration',
-                f'{s["placed"]} / {s["unplaced"]}',
-            )
-        )
-    return rows
-
-
-def _times(s: dict[str, Any]) -> list[tuple[str, str]]:
-    measured = s['iteration_seconds'] if s['guided_iterations'] else None
-    predicted, in_core = s['predicted_seconds'], s['in_core_seconds']
-    error = ''
-    if measured:
-        error = f' (prediction {predicted / measured - 1:+.1%})'
-    rows = [
-        (
-            's / iteration, predicted / measured',
-            f'{_seconds(predicted)} / {_seconds(measured)}{error}',
-        ),
-        ('s / iteration in-core', _seconds(in_core)),
-        (
-            'overhead, predicted / measured',
-            f'{predicted / in_core - 1:+.1%}'
-            + (' without older graphs' if s['older_bytes'] else '')
-            + ' / '
-            + (f'{measured / in_core - 1:+.1%}' if measured else 'not yet'),
-        ),
-        (
-            'lower bound of any plan',
-            format_bound(s['lower_bound_seconds'], s['gap'])
-            + _judge_times(measured, s['lower_bound_seconds']),
-        ),
-    ]
-    if measured:
-        rows += [
-            ('stalled, measured', _seconds(s['stall_seconds'])),
-            ('copied / iteration', _bytes(s['swapped_bytes'])),
-            ('recomputed / iteration', _bytes(s['recomputed_bytes'])),
-        ]
-    return rows
-
-
-def _judge_times(measured: float | None, bound_seconds: float) -> str:
-    """What the bound holds for."""
-    stale = measured is not None and measured < bound_seconds
-    if not stale:
-        return ' for the recorded times'
-    return ' for the recorded times, which are stale: iterations are faster'
-
-
-def _maps(plan: Plan, profile: Profile, action: Action) -> str:
-    nbytes = plan.action_bytes(profile, action)
-    return f'{plan.count(action)} feature maps, {format_bytes(nbytes)}'
-
-
-def _bytes(value: float | None) -> str:
-    return 'unknown' if value is None else format_bytes(value)
-
-
-def _seconds(value: float | None, missing: str = 'not yet') -> str:
-    return missing if value is None else format_seconds(value)
+    lines = ['', figures_table(KINDS, rows)]
+    return [*lines, *([f'and {others} other kinds'] if others else [])]
 
 
 SWEEP_SECONDS = 5.0

@@ -18,6 +18,7 @@ from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 KEYS = {
+    *('sources', 'source_bytes', 'keep_bytes', 'swap_bytes', 'recompute_bytes'),
     'memory_limit_bytes',
     'planner',
     'fits',

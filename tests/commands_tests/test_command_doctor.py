@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.commands import doctor, machine, self_check
+from chainer_hybridmem.commands import doctor, machine, recording, self_check
 from chainer_hybridmem.commands.doctor import Check, Status
 from chainer_hybridmem.cudnn import functions
 from chainer_hybridmem.errors import HybridMemoryError
@@ -97,14 +97,15 @@ def test_chainer_is_missing(hybridmem, monkeypatch):
 
 
 def test_training_differs(hybridmem, monkeypatch):
-    right = self_check.Training.step
+    right = recording.Training.step
 
     def wrong(self):
-        right(self)
+        loss = right(self)
         if self.model.xp is np and _session_is_active():
             self.model.last.b.array[0] += 1
+        return loss
 
-    monkeypatch.setattr(self_check.Training, 'step', wrong)
+    monkeypatch.setattr(recording.Training, 'step', wrong)
     with pytest.raises(HybridMemoryError, match='differs from plain Chainer'):
         self_check.training_is_the_same('cpu')
     status, _, checks = examined(hybridmem)

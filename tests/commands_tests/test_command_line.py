@@ -379,7 +379,7 @@ def test_limit(text, nbytes):
 
 @pytest.mark.parametrize('text', ['50', '100', '7'])
 def test_a_percentage_without_its_sign_is_asked_for(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=f'write {text}%.*{text}GB'):
+    with pytest.raises(OptionError, match=f'write {text}%.*{text}GB'):
         arguments.Limit(text)
 
 

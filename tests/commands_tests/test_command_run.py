@@ -18,6 +18,7 @@ from support.matrices import several
 from chainer_hybridmem import commands
 from chainer_hybridmem.chainer_access.compat import switch
 from chainer_hybridmem.commands.run import read_options
+from chainer_hybridmem.session.setting.options import OPTIONS
 
 METHODS = ['fork', 'spawn', 'forkserver']
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -448,3 +449,34 @@ def test_ctrl_c_ends_a_program_as_without_it(folder, limit):
 def test_a_session_is_told_what_was_given(given, options):
     line = ['run', '--memory-limit', '1GiB', *given, 'program.py']
     assert read_options(commands.make_parser(line).parse_args(line)) == options
+
+
+VALUES = {
+    'FOLDER': (os.curdir, None),
+    'RATE': ('2GB/s', 2e9),
+    'NAME': (f'flags-{os.getpid()}', f'flags-{os.getpid()}'),  # of the whole machine
+    'SIZE': ('1MiB', 2**20),
+    'PATTERN=RULE': ('*/conv1/*=keep', [('*/conv1/*', 'keep')]),
+    '{states,all}': ('states', 'states'),
+    '{exact,true,false}': ('true', True),
+    None: (None, True),
+}
+
+
+def test_every_flag_of_an_option_reaches_the_session(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = {name: option.metadata['flag'] for name, option in OPTIONS.items()}
+    flags = {name: flag for name, flag in flags.items() if flag is not None}
+    words, options = [], {}
+    for name, flag in flags.items():
+        text, value = VALUES[flag.metavar]
+        options[name] = str(tmp_path) if flag.metavar == 'FOLDER' else value
+        words += [flag.spelling or f'--{name.replace("_", "-")}']
+        words += [] if text is None else [text]
+    line = ['run', '--memory-limit', '1GiB', *words, 'program.py']
+    assert read_options(commands.make_parser(line).parse_args(line)) == options
+
+
+def test_what_is_about_a_limit_is_named_as_it_was_given(hybridmem):
+    _, _, err = hybridmem('run', '--rule', '*=keep', 'program.py')
+    assert 'error: --rule is about a memory limit' in err

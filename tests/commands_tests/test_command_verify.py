@@ -213,3 +213,12 @@ def test_rules(arguments, hybridmem):
     assert ': 1 keep, ' in err
     status, _, err = hybridmem(*arguments, '--rule', 'ReLU=recompute')
     assert status == 1 and "'swap-all' cannot obey the rules" in err
+
+
+def test_in_core_as_the_planner_is_a_plan_like_others(arguments, hybridmem):
+    more = ('--planner', 'in-core', '--against', 'swap-all', '--memory-limit', '1G')
+    status, _, err = hybridmem(*arguments, *more, '--json', 'v.json')
+    assert status == 0, err
+    figures = figures_of()
+    assert figures['verdict']['iterations'] == 3
+    assert any(row['guided'] for row in figures['iterations'])

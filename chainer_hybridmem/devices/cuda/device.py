@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 _PINNED_BYTES = 1 << 26  # at once, at least, or such a part of the limit
 
+OF_HOST = {  # options that a GPU does not have, and why
+    'link_bandwidth': "a GPU's link cannot be throttled",
+    'swap_dir': 'a GPU swaps to pinned memory',
+    'disk_bandwidth': 'a GPU swaps to no disk',
+    'shared_link': 'GPUs share the links that the machine has',
+}
+
 
 class CudaDevice(Device):
     """CuPy behind the ports of a device.
@@ -43,11 +50,9 @@ class CudaDevice(Device):
         limit_bytes: Most bytes of GPU memory that may be in use; a smaller
             ``CUPY_GPU_MEMORY_LIMIT`` wins.
         device_id: GPU number; None for the current one.
-        link_bandwidth: Must be None: a GPU's link cannot be throttled.
-        swap_dir: Must be None: feature maps are swapped to pinned memory.
-        host_limit_bytes: Most bytes of pinned memory for them; None is no limit.
-        disk_bandwidth: Must be None: there is no ``swap_dir``.
-        shared_link: Must be None: GPUs share what the machine has.
+        host_limit_bytes: Most bytes of pinned memory for swapped feature maps; None is
+            no limit.
+        of_host: Options of ``OF_HOST``, which must be None.
 
     Raises:
         OptionError: If CuPy or a GPU is missing or an option cannot be used.
@@ -60,18 +65,17 @@ class CudaDevice(Device):
         self,
         limit_bytes: int,
         device_id: int | None = None,
-        link_bandwidth: float | None = None,
-        swap_dir: str | None = None,
         host_limit_bytes: int | None = None,
-        disk_bandwidth: float | None = None,
-        shared_link: str | None = None,
+        **of_host: Any,
     ) -> None:
-        if shared_link is not None:
-            raise OptionError(
-                f'shared_link is {shared_link!r}, but GPUs share the links that the '
-                "machine has; leave it out, or use device='cpu'."
-            )
-        _check_options(limit_bytes, link_bandwidth, swap_dir, disk_bandwidth)
+        if limit_bytes <= 0:
+            raise OptionError(f'limit_bytes is {limit_bytes}; it must be above zero.')
+        for name, value in of_host.items():
+            if value is not None:
+                raise OptionError(
+                    f'{name} is {value!r}, but {OF_HOST[name]}; leave it out, or use '
+                    f"device='cpu'."
+                )
         self._gpu = gpu = Gpu(device_id)
         self.memory = memory = CudaMemory(gpu, limit_bytes)
         self.arrays = CudaArrays(gpu, memory)
@@ -88,31 +92,6 @@ class CudaDevice(Device):
 
     def describe(self) -> dict[str, Any]:
         return {'kind': self.kind, **self._gpu.describe()}
-
-
-def _check_options(
-    limit_bytes: int,
-    link_bandwidth: float | None,
-    swap_dir: str | None,
-    disk_bandwidth: float | None,
-) -> None:
-    if limit_bytes <= 0:
-        raise OptionError(f'limit_bytes is {limit_bytes}; it must be above zero.')
-    if link_bandwidth is not None:
-        raise OptionError(
-            f"link_bandwidth is {link_bandwidth}, but a GPU's link cannot be "
-            "throttled; leave it out, or use device='cpu'."
-        )
-    if swap_dir is not None:
-        raise OptionError(
-            f'swap_dir is {swap_dir!r}, but a GPU swaps to pinned memory; leave it '
-            "out, or use device='cpu'."
-        )
-    if disk_bandwidth is not None:
-        raise OptionError(
-            f'disk_bandwidth is {disk_bandwidth}, but a GPU swaps to no disk; leave it '
-            "out, or use device='cpu'."
-        )
 
 
 _COMPARED_ELEMENTS = 1 << 24  # at a time; one byte each is allocated for them

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured, Sample
+from chainer_hybridmem.records.measured_timeline import Measured, Sample
 from chainer_hybridmem.records.plan import FOR_REPLAYS, Plan
 from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.reporting.chrome_trace import operation_starts
 from chainer_hybridmem.reporting.page.advice import advise
 from chainer_hybridmem.reporting.page.composition import (
     GROUPS,
@@ -235,7 +236,7 @@ class _RunColumns:
 
     def _moment_columns(self, composition: Composition, timeline: Timeline) -> Figures:
         firsts, highest = thin_operations(composition.load_bytes, self._moments)
-        starts = _operation_starts(timeline.intervals)
+        starts = operation_starts(timeline.intervals)
         operations = self._profile.operations
         replayed = composition.replayed[highest].tolist()
         return {
@@ -320,19 +321,6 @@ class _RunColumns:
 
 def _rounded(seconds: float) -> float:
     return round(float(seconds), _DIGITS)
-
-
-def _operation_starts(intervals: Sequence[Interval]) -> list[float]:
-    """Start of each operation, from its first replay on."""
-    starts: list[float] = []
-    replay: float | None = None
-    for interval in intervals:
-        if interval.kind == 'recompute' and replay is None:
-            replay = interval.start_seconds
-        if interval.kind in OPERATIONS:
-            starts.append(interval.start_seconds if replay is None else replay)
-            replay = None
-    return starts
 
 
 @dataclasses.dataclass(slots=True)

@@ -55,7 +55,8 @@ def shown_name(text: str) -> str:
 def profile_figures(problem: Problem, name: str) -> Figures:
     """What a page says about a recorded iteration."""
     profile = problem.profile
-    least, operation = least_memory(problem)
+    figures = problem_figures(problem)
+    figures['least_memory_operation'] = shown_name(figures['least_memory_operation'])
     return {
         'name': shown_name(name),
         'fingerprint': profile.fingerprint(),
@@ -64,12 +65,37 @@ def profile_figures(problem: Problem, name: str) -> Figures:
             for key, value in profile.device.items()
         },
         'operations': len(profile.operations),
+        **figures,
+    }
+
+
+def problem_figures(problem: Problem) -> Figures:
+    """What is known about an iteration before it is planned."""
+    least, operation = least_memory(problem)
+    return {
         'feature_maps': len(problem.maps),
         'in_core_seconds': problem.in_core_seconds,
         'in_core_peak_bytes': problem.in_core.plain_peak_bytes,
         'in_core_peak_in_parts_bytes': problem.in_core_peak_bytes,
         'least_memory_bytes': least,
-        'least_memory_operation': shown_name(profile.operations[operation].label),
+        'least_memory_operation': problem.profile.operations[operation].label,
+    }
+
+
+def plan_figures(profile: Profile, plan: Plan) -> Figures:
+    """What a plan does and is predicted to cost."""
+    return {
+        'in_core_seconds': plan.in_core_seconds,
+        'overhead': plan.overhead,
+        'lower_bound_seconds': plan.lower_bound_seconds,
+        'gap': plan.gap,
+        'host_bytes': plan.tier_bytes(profile, Tier.RAM),
+        'disk_bytes': plan.tier_bytes(profile, Tier.DISK),
+        **{f'{a.value}_bytes': plan.action_bytes(profile, a) for a in Action},
+        'sources': len(plan.sources),
+        'source_bytes': plan.source_bytes(profile),
+        'planning_seconds': plan.planning_seconds,
+        'simulations': plan.simulations,
     }
 
 
@@ -82,33 +108,17 @@ def run_figures(profile: Profile, run: Run, timeline: Timeline) -> Figures:
         timeline: Its plan as simulated.
     """
     plan, measured = run.plan, run.measured
-    actions = {
-        f'{action.value}_maps': plan.count(action)
-        for action in Action
-    } | {
-        f'{action.value}_bytes': plan.action_bytes(profile, action)
-        for action in Action
-    }  # fmt: skip
     found: Figures = {
         'planner': shown_name(plan.planner),
         'memory_limit_bytes': plan.memory_limit_bytes,
         'predicted_seconds': timeline.total_seconds,
-        'in_core_seconds': plan.in_core_seconds,
-        'overhead': plan.overhead,
-        'lower_bound_seconds': plan.lower_bound_seconds,
-        'gap': plan.gap,
         'peak_bytes': timeline.peak_bytes,
         'stall_seconds': timeline.stall_seconds,
         'host_stall_seconds': timeline.host_stall_seconds,
         'recompute_seconds': timeline.recompute_seconds,
-        'host_bytes': plan.tier_bytes(profile, Tier.RAM),
-        'disk_bytes': plan.tier_bytes(profile, Tier.DISK),
-        **actions,
-        'sources': len(plan.sources),
-        'source_bytes': plan.source_bytes(profile),
+        **{f'{action.value}_maps': plan.count(action) for action in Action},
         'parts': len(profile.functions_in_parts),
-        'planning_seconds': plan.planning_seconds,
-        'simulations': plan.simulations,
+        **plan_figures(profile, plan),
     }
     if measured is not None:
         lasting = measured.timeline
