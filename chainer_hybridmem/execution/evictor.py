@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -61,16 +62,20 @@ class PassiveRules:
     """
 
     def __init__(self, rules: Rules) -> None:
-        self._rules = tuple(
+        keeping = [
             rule
             for rule in rules
             if rule.most_bytes is None
             and Action.SWAP not in rule.actions
             and Action.KEEP in rule.actions
+        ]
+        self._names = functools.lru_cache(MOST_REMEMBERED)(
+            lambda label, operation: any(
+                rule.names(label, operation) for rule in keeping
+            )
         )
-        self._by_name: dict[tuple[str, int], bool] = {}
         self._staying: graph.ByOwner[bool] = graph.ByOwner()
-        self.active = bool(self._rules)
+        self.active = bool(keeping)
 
     def note(self, function: Any, label: str, operation: int) -> None:
         """A forward function is about to run, and there are rules.
@@ -80,14 +85,7 @@ class PassiveRules:
             label: Its path and name.
             operation: Its number in the iteration.
         """
-        name = label, operation
-        stays = self._by_name.get(name)
-        if stays is None:
-            if len(self._by_name) >= MOST_REMEMBERED:
-                self._by_name.clear()
-            stays = any(rule.names(label, operation) for rule in self._rules)
-            self._by_name[name] = stays
-        if stays:
+        if self._names(label, operation):
             self._staying[function] = True
 
     def stays(self, live: LiveMap) -> bool:
