@@ -83,7 +83,7 @@ class CheapReplays:
         ):
             return False
         function = self._restorer.find_maker(live)
-        if function is None or live.held_by_program or not live.slots.is_exclusive():
+        if function is None or live.held_by_program or not live.is_alone():
             return False
         # What backward has read already comes back for a second backward only.
         most_seconds = self.most_seconds(live.nbytes) if live.uses else math.inf

@@ -590,7 +590,6 @@ class Restorer:
     # -- one map --------------------------------------------------------------
     def _make_again(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
-        live.host.refuse_lost()
         try:
             self._run_unless_written(functools.partial(self._make_by_any, live))
         except SessionError as error:
