@@ -272,7 +272,9 @@ class LiveMap:
         if not self.is_alone():
             self.held_by_program = True
             return 0
-        return self._start_copy() if self.host.take_space() else 0
+        if self._find_array() is None or not self.host.take_space():
+            return 0
+        return self._start_copy()
 
     def is_alone(self) -> bool:
         """Whether the graph alone has the memory; see [held arrays]."""
@@ -438,24 +440,21 @@ class LiveMap:
 
     # -- elsewhere on the device ----------------------------------------------
     def relocate(self) -> None:
-        """Moves it to other device memory if the host had no room for it.
+        """Moves what the graph alone has to other device memory.
 
-        The graph alone must have it.
-
-        What it leaves is freed as if it had gone to the host: so a recording finds out
-        whether a plan may release it.
+        So a recording finds out where a plan may release what the host has no room for:
+        what it leaves is freed as if it had gone to the host.
         """
-        if self.state is not State.RESIDENT or self.host.copy is not None:
+        root = self.slots.find_root() if self.state is State.RESIDENT else None
+        if root is None or self.host.copy is not None:
             return
         with self._device.memory.without_reclaim():
             try:
                 target = self._device.memory.allocate(self.nbytes)
             except OutOfMemoryError:
                 return  # no room here either
-        root = self.slots.find_root()
-        if root is not None:
-            copy_memory(self._device, target, root, self.nbytes)
-            self._arrived(target)
+        copy_memory(self._device, target, root, self.nbytes)
+        self._arrived(target)
 
     # -- every way ends here --------------------------------------------------
     def _return(self, root: Root) -> None:

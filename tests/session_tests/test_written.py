@@ -107,7 +107,7 @@ class Flat(Writing):
 
 class AMemoryview(Flat):
     def keep(self, array):
-        return np.asarray(memoryview(array)[1])
+        return np.asarray(memoryview(array))[1]
 
 
 class ABuffer(Flat):
