@@ -18,7 +18,10 @@ import chainer.functions as F
 from chainer_hybridmem import planners
 from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError, VerificationError
+from chainer_hybridmem.execution import graph_slots
 from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.mover import Mover
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
 ITERATIONS = 10
@@ -554,6 +557,69 @@ def test_what_was_held_when_it_was_to_leave_is_copied_as_it_is_later(device, lea
     live.start_swap_in()
     live.finish_swap_in()
     assert node._data[7] == 2 and (node._data[8:] == 1).all()
+
+
+class HoldsMore(Writing):
+    """After the recording it holds a map for two functions more, and writes into it."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = F.sigmoid(self.conv(x))
+        y = F.tanh(h)
+        kept = h.array if self.calls > self.begins_at else None
+        del h
+        y = F.sigmoid(F.tanh(y))
+        if kept is not None:
+            kept[:, ::2] *= 0.5
+            del kept
+        y = F.tanh(F.sigmoid(y))
+        return F.softmax_cross_entropy(self.last(F.max_pooling_2d(y, 2)), t)
+
+
+class HoldsMoreLate(HoldsMore):
+    begins_at = LATE
+
+
+class HoldsMoreNever(HoldsMore):
+    begins_at = ITERATIONS
+
+
+def test_what_is_held_longer_than_recorded_leaves_when_it_is_let_go_of(
+    data, monkeypatch
+):
+    waited: list[LiveMap] = []
+    move = Mover._move
+
+    def moving(self, k, table):
+        before = list(self.waiting)
+        move(self, k, table)
+        left = [live for live in before if live not in self.waiting]
+        assert all(live.state is not State.RESIDENT for live in left)
+        waited.extend(left)
+
+    monkeypatch.setattr(Mover, '_move', moving)
+    expected = networks.train(HoldsMoreLate, data)[0]
+    options = {'memory_limit': '1GB', 'planner': 'swap-all'}
+    result, session = networks.train(HoldsMoreLate, data, **options)
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 5
+    late = len(waited)
+    networks.train(HoldsMoreNever, data, **options)
+    recorded = len(waited) - late
+    assert late == recorded + ITERATIONS - LATE
+
+
+def test_what_is_swapped_is_not_hashed(data, monkeypatch):
+    """But for what is verified."""
+    hashed: list[Any] = []
+    find = graph_slots.fingerprint
+    monkeypatch.setattr(
+        graph_slots, 'fingerprint', lambda array: hashed.append(array) or find(array)
+    )
+    options = {'memory_limit': '1GB', 'planner': 'swap-all'}
+    _, session = networks.train(networks.Everything, data, **options)
+    assert session.plan.count(Action.SWAP) > 5
+    assert not hashed
 
 
 def test_other_contents_are_refused(device):
