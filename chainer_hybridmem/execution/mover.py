@@ -226,7 +226,8 @@ class Mover:
 
     Attributes:
         counters (Counters): What this iteration has moved.
-        waiting (dict): Maps that others have held when they were to leave, as keys.
+        waiting (dict): Maps that others have held when they were to leave, and whether
+            their memory is to be free by now.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ class Mover:
         self._may_be_needed = may_be_needed
         self._observers = observers
         self.counters = Counters()
-        self.waiting: dict[LiveMap, None] = {}
+        self.waiting: dict[LiveMap, bool] = {}
 
     def begin_iteration(self) -> None:
         """Counts from zero; nothing waits."""
@@ -255,11 +256,12 @@ class Mover:
             self._move(k, table)
 
     def _move(self, k: int, table: ActionTable) -> None:
-        for live in tuple(self.waiting):
-            if live.is_alone():
-                self._let_leave(live)
+        if self.waiting:
+            self._move_waiting()
         for live in self._find_all(table.swap_outs.get(k, ())):
             self.start_swap_out(live)
+            if live.state is State.RESIDENT and live.held_by_program:
+                self.waiting[live] = False
         for live in self._find_all(table.releases.get(k, ())):
             self._let_leave(live)
         self.drop_all(table.drops.get(k, ()))
@@ -270,11 +272,21 @@ class Mover:
         for live in self._find_all(table.needs.get(k, ())):
             self.finish_swap_in(live)
 
+    def _move_waiting(self) -> None:
+        """Lets those leave that the graph alone has by now."""
+        for live, due in tuple(self.waiting.items()):
+            if live.is_alone():
+                del self.waiting[live]
+                if due:
+                    self._let_leave(live)
+                else:
+                    self.start_swap_out(live)
+
     def _let_leave(self, live: LiveMap) -> None:
         """Frees the device memory of a map, or has it wait; see [maps that wait]."""
         self.waiting.pop(live, None)
         if live.state is State.RESIDENT and not live.is_alone():
-            self.waiting[live] = None
+            self.waiting[live] = True
             return
         self.put_away(live)
         if live.state is State.RESIDENT:
