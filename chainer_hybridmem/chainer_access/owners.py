@@ -74,6 +74,10 @@ class Owner:
         """Whether only the holder refers to the container of the array."""
         return True
 
+    def count_places(self) -> int:
+        """In how many places the owner refers to the array."""
+        return 1
+
     def put(self, array: Array | None) -> None:
         """Fills or empties the container."""
         raise NotImplementedError
@@ -128,6 +132,9 @@ class ParameterOwner(Owner):
     def alone(self) -> bool:
         """See [shared placeholders]."""
         return sys.getrefcount(self._holder.__dict__['_data']) <= 2
+
+    def count_places(self) -> int:
+        return 1 + (self._holder._node._data is not None)
 
     def put(self, array: Array | None) -> None:
         """See :class:`Owner`; the node has the array if it had it before."""

@@ -28,10 +28,6 @@ class CopyEngine(abc.ABC):
     def wait(self, transfer: Transfer) -> None:
         """See :meth:`Copies.wait`."""
 
-    @abc.abstractmethod
-    def fill(self, space: Space, root: Root) -> None:
-        """See :meth:`Copies.fill`."""
-
     def has(self, space: Space, root: Root) -> bool:
         raise NotImplementedError
 
@@ -118,14 +114,6 @@ class Copies:
             SwapStoreError: If the copy cannot be read.
         """
         return self._engine.has(_space(copy, self._arrays.root_bytes(root)), root)
-
-    def fill(self, copy: HostCopy, root: Root) -> None:
-        """Writes memory into a host copy at once.
-
-        Raises:
-            SwapStoreError: If it cannot be written.
-        """
-        self._engine.fill(_space(copy, self._arrays.root_bytes(root)), root)
 
     # -- transfers ----------------------------------------------------------
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:

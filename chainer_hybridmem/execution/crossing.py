@@ -10,9 +10,8 @@ Note: [crossing]
 Note: [watched owners]
     From the moment the copy starts, the owner is watched (:mod:`.owners`). A read of
     the array while it is being copied calls the copy off: the array may change. A later
-    read restores it first. Others that have the array itself keep its memory alive;
-    then it is put back at once, so that both see what the update writes. At the end of
-    an iteration everything is restored.
+    read restores it first. An array that others have, too, stays, so that both see what
+    the update writes. At the end of an iteration everything is restored.
 """
 
 from __future__ import annotations
@@ -62,16 +61,14 @@ class PersistentMap(LiveMap):
         self._lost: str | None = None  # why its values are nowhere
 
     def start_swap_out(self) -> int:
-        """Starts the copy, unless the array is shared; returns the bytes copied."""
-        if not self._owner.alone():
-            return 0
+        """Starts the copy, unless others have the array; returns the bytes copied."""
         nbytes = super().start_swap_out()
         if nbytes:
             self._owner.watch(functools.partial(self._recall, self), self.nbytes)
         return nbytes
 
     def release(self) -> None:
-        """Waits for the copy and frees the memory, unless others have it."""
+        """Waits for the copy and frees the memory."""
         if self.state is not State.LEAVING:
             return
         try:
@@ -79,7 +76,16 @@ class PersistentMap(LiveMap):
         except SwapStoreError:  # it has not left
             self._owner.unwatch()
             raise
-        self.return_if_held()
+
+    def is_alone(self) -> bool:
+        """Whether the owner alone has the array and its memory."""
+        array, places = self._owner.get(), self._owner.count_places()
+        arrays = {} if array is None else {id(array): array}
+        array = None  # every reference counts
+        fields: dict[int, set[object]] = {key: set(range(places)) for key in arrays}
+        return self._owner.alone() and self._device.arrays.held_by_none_but(
+            arrays, fields
+        )
 
     def relocate(self) -> None:
         """Its owner says who else holds it: nothing is to be found out."""
@@ -200,8 +206,8 @@ class Crossing:
             live = PersistentMap(self._device, owner, array, self._recall)
             self._maps.note_parked(live.allocation)
             self.arrays.append(live)
+            array = None  # only its owner may have it
             live.start_swap_out()
-        array = None  # nothing but its owner has the last one
         for live in self.arrays:
             live.release()
 

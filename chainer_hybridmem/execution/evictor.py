@@ -3,8 +3,8 @@
 Note: [passive mode]
     Backward uses maps in the reverse order of the functions that retain them, so the
     map whose last user came first is needed last: it is evicted first. Maps of older
-    graphs come before those of younger ones. What a live Variable holds cannot go, and
-    what turns out to be held otherwise is put back at once. While one map leaves, the
+    graphs come before those of younger ones. What others than the graph hold
+    stays. While one map leaves, the
     copy of the next one begins; in backward what is needed next comes back as far
     as memory is free, and is the first to go again. Rules are obeyed as far as memory
     allows: maps that are to be kept, or not to be swapped, leave when nothing else is
@@ -402,7 +402,7 @@ class Evictor:
             for live in maps:
                 if live in self.busy or live in self._stuck or live.state is not state:
                     continue
-                if live in self._found_held and not live.slots.is_exclusive():
+                if live in self._found_held and not live.is_alone():
                     continue
                 if live.slots.are_alive() and not live.slots.are_held():
                     yield live
@@ -424,10 +424,8 @@ class Evictor:
             self._mover.finish_swap_in(live)
             self._prefetcher.put_off(live)
         self._mover.put_away(live)
-        if live.return_if_held():
-            self._found_held.add(live)
-        elif live.state is State.RESIDENT:
-            self._stuck.add(live)
+        if live.state is State.RESIDENT:
+            (self._stuck if live.is_alone() else self._found_held).add(live)
         elif live.uses or live.slots.name_present():  # else an iteration has left it
             self._mover.counters.count_eviction(live.storage >= 0)
 

@@ -111,7 +111,6 @@ class Executor:
         holders: Iterable[owners.Owner] = (),
         may_switch: bool = False,
         outliving: Collection[Slot] = (),
-        watched: Collection[Slot] | None = None,
     ) -> None:
         """Starts an iteration.
 
@@ -122,13 +121,12 @@ class Executor:
             holders: Owners of the parameters and optimizer states that may leave.
             may_switch: Whether the iteration may go on with another plan.
             outliving: Slots of maps that later iterations will ask for.
-            watched: Slots of maps that the program may write into; None: of all.
         """
         self.settle()
         self._table = table
         self._busy = None if table is None else table.busy
         self._mover.begin_iteration()
-        self.maps.begin_iteration(outliving, watched)
+        self.maps.begin_iteration(outliving)
         self._planned.begin(table, copies)
         self._recipes.begin(table, may_switch)
         self._prefetcher.begin(table)
@@ -142,7 +140,6 @@ class Executor:
         copies: dict[int, HostCopy],
         k: int,
         outliving: Collection[Slot] = (),
-        watched: Collection[Slot] | None = None,
     ) -> bool:
         """Goes on with another plan, for iterations that begin like this one.
 
@@ -151,7 +148,6 @@ class Executor:
             copies: Its host copies by storage id.
             k: The next operation.
             outliving: As for :meth:`begin`.
-            watched: As for :meth:`begin`.
 
         Returns:
             bool: Whether a map leaves later than planned.
@@ -162,7 +158,7 @@ class Executor:
         self._prefetcher.switch(table)
         self.evictor.follow(True)
         self._recipes.switch(table)
-        self.maps.switch(outliving, watched)
+        self.maps.switch(outliving)
         self.crossing.switch()
         self._clear_older(table)
         return self._mover.apply_missed(table, k)
@@ -178,7 +174,6 @@ class Executor:
         self.know_all()
         self._follow_nothing()
         self._prefetcher.switch(None)
-        self.maps.watch_all()
 
     def _follow_nothing(self) -> None:
         self._table = None
@@ -263,7 +258,7 @@ class Executor:
                 if is_applied_again:  # the copy has what it keeps, too
                     self._restorer.bring_back_read_by(function)
                 recipes.prepare(k, function)
-            if k in table.acting or self.observers.follow:
+            if k in table.acting or self.observers.follow or self._mover.waiting:
                 self._act(k, table)
             if may_replay:
                 recipes.start_drawing()
@@ -317,7 +312,11 @@ class Executor:
         evictor.operation += 1
         if observers.members:
             observers.backward_runs(self.maps)
-        if table is not None and (k in table.acting or observers.follow):
+        waiting = self._mover.waiting
+        if waiting:
+            for live in self.maps.find(function):
+                waiting.pop(live, None)
+        if table is not None and (k in table.acting or observers.follow or waiting):
             self._act(k, table)
         if self.crossing.arrays:
             self.crossing.recall_read_by(function)
@@ -328,8 +327,6 @@ class Executor:
         if maps:
             evictor.hold(maps)
         for live in maps:
-            if live.relocated:
-                live.undo_relocation()
             if live.state is not State.RESIDENT:
                 self._restorer.bring_back(live)
         if self._prefetcher.active:

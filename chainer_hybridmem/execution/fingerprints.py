@@ -10,31 +10,21 @@ Note: [checked replays]
 Note: [late digests]
     The host reads its own memory at once: fingerprints are numbers. On CUDA a
     fingerprint waits for the GPU, and a digest does not: the device compares digests
-    later (devices/cuda/late_checks). So a map has fingerprints on CUDA only while the
-    program is seen to write into it, and digests otherwise.
+    later (devices/cuda/late_checks). So what is dropped on CUDA has digests, and only
+    what the program has read while it was away has fingerprints.
 """
 
 from __future__ import annotations
 
 from chainer_hybridmem.devices.protocol import Device, Digest, Root, View
-from chainer_hybridmem.execution.graph_slots import (
-    GraphSlots,
-    Prints,
-    compute_uncounted_fingerprint,
-)
-
-_WRITTEN = (
-    'The program has written into a feature map of {} bytes and let go of it, which it '
-    'did not do while the plan was learnt, and backward has not seen that. Write from '
-    'the first iteration on, or into a copy.'
-)
+from chainer_hybridmem.execution.graph_slots import GraphSlots, Prints
 
 _NONE: dict[View, int] = {}  # shared by all maps; no dictionary here is changed
 _NO_DIGESTS: dict[View, Digest] = {}
 
 
 class Fingerprints:
-    """Finds out what others write into the memory of one map.
+    """Tells what a map must be when a replay has made it, and if it was written into.
 
     Args:
         device (Device): Where the memory is.
@@ -44,13 +34,9 @@ class Fingerprints:
         final (dict): Fingerprints of the contents that must come back, by view.
         digests (dict): Digests of them, where the host cannot read the memory.
         rewritten (bool): The program has written into the map in this iteration.
-        watched (bool): Whether to look for what others write, also where that waits
-            for the device.
     """
 
-    __slots__ = (
-        '_device', '_handed_out', '_slots', 'digests', 'final', 'rewritten', 'watched',
-    )  # fmt: skip
+    __slots__ = '_device', '_handed_out', '_slots', 'digests', 'final', 'rewritten'
 
     def __init__(self, device: Device, slots: GraphSlots) -> None:
         self._device = device
@@ -59,39 +45,19 @@ class Fingerprints:
         self.final: Prints = _NONE
         self.digests: dict[View, Digest] = _NO_DIGESTS
         self.rewritten = False
-        self.watched = True
 
     def begin_iteration(self) -> None:
         """Forgets what the program has done so far."""
         self.rewritten = False
         self._handed_out = _NONE
 
-    def watch(self, watched: bool = True) -> None:
-        """Says whether to look for writes, also where that waits for the device."""
-        self.watched = watched
-
     # -- before the map leaves ------------------------------------------------
-    def take_before_copy(self) -> None:
-        """The map is about to be copied out: others may change what they hold."""
-        self.is_rewritten()
-        self.digests = _NO_DIGESTS
-        if self._may_be_written():
-            self.final = self._slots.compute_prints()
-        elif not (self._is_looked_for() or self._slots.is_exclusive()):
-            self.digests = self._issue_digests()
-
     def take_before_drop(self) -> None:
         """The map is about to be dropped, and a replay must make it again."""
-        if not self._device.clock.asynchronous or self._may_be_written():
-            self.final = self._slots.compute_prints()
-        else:
+        if self._device.clock.asynchronous:
             self.digests = self._issue_digests()
-
-    def find_before_move(self) -> Prints:
-        """What the contents must still be after the map has been moved."""
-        if not self._device.clock.asynchronous or self._may_be_written():
-            return self._slots.compute_prints()
-        return {}
+        else:
+            self.final = self._slots.compute_prints()
 
     def expect(self, final: Prints) -> None:
         """Contents with these fingerprints must come back."""
@@ -102,20 +68,7 @@ class Fingerprints:
         if not self._handed_out:
             self._handed_out = self._slots.compute_prints()
 
-    def _may_be_written(self) -> bool:
-        """Whether others have the memory, as far as that is looked for."""
-        return self._is_looked_for() and not self._slots.is_exclusive()
-
-    def _is_looked_for(self) -> bool:
-        """Whether to look for what others write at once."""
-        return self.watched or not self._device.clock.asynchronous
-
     # -- afterwards -----------------------------------------------------------
-    @property
-    def pending(self) -> bool:
-        """Whether contents that must come back are known."""
-        return bool(self.final or self.digests)
-
     def forget(self) -> None:
         """The contents are where they belong."""
         self.final, self.digests = _NONE, _NO_DIGESTS
@@ -138,21 +91,6 @@ class Fingerprints:
             )
         return self.rewritten
 
-    def accept_changes(self, memory: Root) -> bool:
-        """Whether memory has other contents than before, which count from here on."""
-        if not self.final:
-            return False
-        now = {
-            view: compute_uncounted_fingerprint(
-                self._device.arrays.restore(memory, view)
-            )
-            for view in self.final
-        }
-        if now == self.final:
-            return False
-        self.final, self.rewritten = now, True
-        return True
-
     def match(self, final: Prints) -> bool:
         """Whether the graph has contents with these fingerprints now."""
         now = self._slots.compute_prints() if final else {}
@@ -172,10 +110,6 @@ class Fingerprints:
             now = checks.digest(self._device.arrays.restore(memory, view))
             if now is not None:
                 checks.expect_same(digest, now, what)
-
-    def expect_unwritten(self, memory: Root, nbytes: int) -> None:
-        """Compares digests later, of memory that the program may have written into."""
-        self.compare_later(_WRITTEN.format(nbytes), memory)
 
     def _issue_digests(self) -> dict[View, Digest]:
         """Digests of the contents as the graph has them; waits for nothing."""

@@ -1,14 +1,17 @@
 """One feature map of the running graph, and what can be done with it.
 
 Note: [held arrays]
-    The program may hold an array that has left the graph, and may write into it: plain
-    Chainer's backward would see that. So a map that comes back is that very array as
-    long as any reference keeps it alive. A host copy is right only as long as only the
-    graph has the array: where a function retains it again, it may have changed.
-    The program may also write into it and let go of it before backward. So what others
-    hold then has a fingerprint: what has changed when its memory is freed is copied.
+    The program may hold an array that the graph has, and may write into it: plain
+    Chainer's backward sees that. A copy of it would have to be looked after, and taking
+    it away frees nothing. So a map leaves only when the graph alone has its memory
+    (graph_slots, ``is_exclusive``), and what leaves nobody can write into. What is held
+    when it is to leave stays, and leaves once the program lets go of it (mover, [maps
+    that wait]). It is never dropped after that: a replay does not know what has been
+    written.
     What has come back is compared with its copy before it leaves again, where the host
-    can read the memory (fingerprints, [late digests]).
+    can read the memory: a backward function may write over its attributes. What no
+    backward is expected to read is let go of also where others hold it, Chainer's loop
+    for example; if it is asked for after all while they do, it is that very array.
 
 Note: [closed doors]
     From the moment its copy begins, a map is not in the graph: a read of the graph
@@ -30,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -64,13 +66,12 @@ class HostSide:
     """
 
     __slots__ = (
-        '_device', '_lost', '_nbytes', 'copy', 'memory', 'tier', 'transfer', 'valid',
+        '_device', '_nbytes', 'copy', 'memory', 'tier', 'transfer', 'valid',
     )  # fmt: skip
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
         self._nbytes = nbytes
-        self._lost: SwapStoreError | None = None  # why the contents are nowhere
         self.copy: HostCopy | None = None
         self.tier: Tier | None = None
         self.valid = False
@@ -122,37 +123,6 @@ class HostSide:
         if root is None or self.copy is None or self._device.clock.asynchronous:
             return False
         return not self._device.copies.same_contents(self.copy, root)
-
-    def save(self, memory: Root) -> None:
-        """Writes device memory into the host copy at once.
-
-        Raises:
-            SwapStoreError: If it cannot be written.
-        """
-        self.let_finish()
-        self.end_copy()
-        if self.copy is None:
-            self.copy = self._device.copies.host_copy(self._nbytes, self.tier)
-        self._device.copies.fill(self.copy, memory)
-        self.valid = True
-
-    def lose(self, error: BaseException) -> None:
-        """Notes that what the program has written could not be kept."""
-        self._lost = SwapStoreError(
-            f'{self._nbytes} bytes of a feature map that the program has changed '
-            f'could not be kept ({type(error).__name__}: {error}). Run the '
-            f'iteration again, or change a copy instead.'
-        )
-        self.valid = False
-
-    def refuse_lost(self) -> None:
-        """Does nothing as long as the contents are somewhere, or can be made again.
-
-        Raises:
-            SwapStoreError: If they could not be kept when the program had changed them.
-        """
-        if self._lost is not None:
-            raise SwapStoreError(str(self._lost))
 
     # -- copies ---------------------------------------------------------------
     def start_copy_out(self, root: Root) -> None:
@@ -215,26 +185,23 @@ class LiveMap:
         uses (set of int): Serial numbers of the functions whose backward reads it.
         outlives (bool): A backward will ask for it that is no part of the plan.
         held_by_program (bool): Others than the graph have had it when it was to leave.
-        relocated (bool): It has been moved on the device.
     """
 
     __slots__ = (
-        '__weakref__', '_device', '_held', '_look', 'allocation', 'held_by_program',
-        'host', 'nbytes', 'outlives', 'prints', 'relocated', 'slots', 'state',
-        'storage', 'uses',
+        '__weakref__', '_device', '_held', 'allocation', 'held_by_program', 'host',
+        'nbytes', 'outlives', 'prints', 'slots', 'state', 'storage', 'uses',
     )  # fmt: skip
 
     def __init__(self, device: Device, allocation: int, nbytes: int) -> None:
         self._device = device
-        self._held: Callable[[], Root | None] = find_nothing  # see [held arrays]
-        self._look: object = None  # see Device.last_look
+        self._held: Callable[[], Root | None] = find_nothing  # since it was let go of
         self.allocation = allocation
         self.nbytes = nbytes
         self.slots = GraphSlots(device)
         self.host = HostSide(device, nbytes)
         self.prints = Fingerprints(device, self.slots)
         self.storage = -1
-        self.outlives = self.held_by_program = self.relocated = False
+        self.outlives = self.held_by_program = False
         self.uses: set[int] = set()
         self.state = State.RESIDENT
 
@@ -266,24 +233,16 @@ class LiveMap:
         """A backward will ask for it that is no part of the plan."""
         self.outlives = True
 
-    def add(self, reference: SlotRef, array: Array) -> None:
-        """Adds a reference that the graph has just made to an array.
-
-        A released array that others held is back with it; see [held arrays].
-        """
+    def add(self, reference: SlotRef) -> None:
+        """Adds a reference that the graph has just made: the array may have changed."""
         self.slots.add(reference)
-        host = self.host
-        if host.transfer is not None:
-            host.let_finish()
-        if self.state is not State.RESIDENT:
-            self._return(self._device.arrays.root(array))
-        elif host.valid:
-            host.set_valid(False)
+        self.host.set_valid(False)
 
     def renew(self, root: Root) -> None:
         """Takes the contents as they are in memory now; the copy is worth nothing."""
         self.host.let_finish()
-        self._return(root)
+        self._arrived(root)
+        self.host.set_valid(False)
 
     def hand_out(self) -> None:
         """The program has the array now, and may write into it."""
@@ -296,7 +255,6 @@ class LiveMap:
         self.host.let_finish()
         self.host.end_copy()
         self.host.let_go(close=self.storage < 0)
-        self._look = None
         self.slots.forget()
         self.state = State.RESIDENT
 
@@ -305,54 +263,52 @@ class LiveMap:
         """Starts the copy to the host, if that has room; returns the bytes copied."""
         if self.state is not State.RESIDENT or self.host.valid:
             return 0  # release() compares the old copy
+        if not self.is_alone():
+            self.held_by_program = True
+            return 0
         if self._find_array() is None or not self.host.take_space():
             return 0
-        return self.nbytes if self._start_copy() else 0
+        return self._start_copy()
+
+    def is_alone(self) -> bool:
+        """Whether the graph alone has the memory; see [held arrays]."""
+        return self.slots.is_exclusive()
 
     def _find_array(self) -> Array | None:
         return self.slots.find_array()
 
-    def _start_copy(self) -> bool:
-        """Whether there is still something to copy: see [graphs in cycles]."""
-        self.prints.take_before_copy()
+    def _start_copy(self) -> int:
+        """Copies nothing if the graph has died meanwhile: see [graphs in cycles]."""
         array = self._find_array()
         if array is None:
-            return False
-        self._held = track_memory(self._device, array)
+            return 0
         self.host.start_copy_out(self._device.arrays.root(array))
         self.state = State.LEAVING
         self.slots.clear()
-        return True
+        return self.nbytes
 
     def release(self) -> None:
         """Waits for the copy to the host and frees the device memory."""
-        host, prints = self.host, self.prints
-        if self.state is State.RESIDENT and host.valid:
+        host = self.host
+        if self.state is State.RESIDENT and host.valid and self.is_alone():
             if not host.differs_from(self.slots.find_root()):
-                prints.take_before_copy()
                 self._leave(State.AWAY)
                 return
             host.set_valid(False)
-            prints.rewrite()
+            self.prints.rewrite()
             self._start_copy()
         if self.state is State.LEAVING:
             self._wait_or_keep()
-            if prints.final and prints.accept_changes(host.memory):
-                host.start_copy_out(host.memory)
-                self._wait_or_keep()
-            if prints.digests:
-                prints.expect_unwritten(host.memory, self.nbytes)
             host.set_valid(True)
             self._leave(State.AWAY)
 
     def stay(self) -> None:
         """Calls a copy to the host off: the graph has it again."""
         if self.state is State.LEAVING:
-            alone = not self.prints.final
             with contextlib.suppress(SwapStoreError):
                 self._wait_or_keep()
                 self._arrived(self.host.memory)
-                self.host.set_valid(alone)
+                self.host.set_valid(True)
 
     def _wait_or_keep(self) -> None:
         try:
@@ -362,7 +318,7 @@ class LiveMap:
             raise
 
     def drop(self) -> None:
-        """Frees the device memory, unless the program may have changed the contents."""
+        """Frees the device memory, unless the program has it, or had it before."""
         if self.state is State.LEAVING:
             self.release()
         elif self.state is State.COMING:
@@ -372,12 +328,22 @@ class LiveMap:
         if self.host.valid and self.may_be_read:
             self.release()
         elif self.host.valid:
-            self._leave(State.AWAY)
-        elif not self.held_by_program:
+            self._let_go(State.AWAY)
+        elif self.held_by_program:
+            return
+        elif not self.uses:
             self.prints.forget_digests()
-            if self.uses:
-                self.prints.take_before_drop()  # fingerprints, [checked replays]
+            self._let_go(State.GONE)
+        elif self.is_alone():
+            self.prints.take_before_drop()  # fingerprints, [checked replays]
             self._leave(State.GONE)
+        else:
+            self.held_by_program = True
+
+    def _let_go(self, state: State) -> None:
+        """Leaves, whoever else has the memory."""
+        self._held = track_memory(self._device, self._find_array())
+        self._leave(state)
 
     @property
     def is_away(self) -> bool:
@@ -439,11 +405,7 @@ class LiveMap:
 
         Returns:
             bool: Whether the contents are what they were.
-
-        Raises:
-            SwapStoreError: If the program has changed them, and that is lost.
         """
-        self.host.refuse_lost()
         asynchronous = self._device.clock.asynchronous
         if self.state is State.AWAY and (asynchronous or self.host.differs_from(root)):
             self.start_swap_in()
@@ -464,23 +426,14 @@ class LiveMap:
             final: What its fingerprints must be.
         """
         self._leave(State.GONE)
-        self._held = find_nothing  # that memory has the wrong contents
         self.prints.expect(final)
-
-    def return_if_held(self) -> bool:
-        """Puts what has left back if others still have it; whether that is so."""
-        root = self._held() if self.is_away else None
-        if root is None:
-            return False
-        self._return(root)
-        return True
 
     # -- elsewhere on the device ----------------------------------------------
     def relocate(self) -> None:
-        """Moves it to other device memory if the host had no room for it.
+        """Moves what the graph alone has to other device memory.
 
-        What it leaves is freed as if it had gone to the host: so a recording finds out
-        whether others hold it, and whether a plan may release it.
+        So a recording finds out where a plan may release what the host has no room for:
+        what it leaves is freed as if it had gone to the host.
         """
         root = self.slots.find_root() if self.state is State.RESIDENT else None
         if root is None or self.host.copy is not None:
@@ -491,35 +444,12 @@ class LiveMap:
             except OutOfMemoryError:
                 return  # no room here either
         copy_memory(self._device, target, root, self.nbytes)
-        final = self.prints.find_before_move()
-        self._held = track_memory(self._device, self._find_array())
         self._arrived(target)
-        self.relocated = True
-        self.prints.expect(final)
-        del root
-        self._watch()
-
-    def undo_relocation(self) -> None:
-        """Undoes :meth:`relocate`: others may have the array, and have changed it."""
-        written, root = self.look_for_writes(), self._held()
-        moved = self.slots.find_root() if written and root is not None else None
-        if moved is not None:  # through the graph; in plain Chainer, to both
-            copy_memory(self._device, root, moved, self.nbytes)
-        self.relocated, self._look = False, None
-        self.prints.expect({})
-        if root is not None:
-            self._return(root)
-
-    def look_for_writes(self) -> bool:
-        """Whether the program has written into it where it has been moved to."""
-        root = self.slots.find_root() if self.relocated else None
-        return root is not None and self.prints.accept_changes(root)
 
     # -- every way ends here --------------------------------------------------
     def _return(self, root: Root) -> None:
         """Puts an array that others have held back into the graph."""
-        self._arrived(root)
-        self.host.set_valid(False)
+        self.renew(root)
         self.held_by_program = True
 
     # An interrupt may come anywhere: at every moment the state leads to the contents.
@@ -527,56 +457,12 @@ class LiveMap:
         self.slots.fill(root)
         self.state = State.RESIDENT
         self.host.end_copy()
-        self._look = None
         self.prints.forget()
 
     def _leave(self, state: State) -> None:
         if self.state is State.RESIDENT:
-            self._held = track_memory(self._device, self._find_array())
             self.state = state if self.slots else State.RESIDENT
             self.slots.clear()
         else:
             self.state = state
         self.host.end_copy()
-        self._watch()
-
-    # -- what others do to it while it is away --------------------------------
-    def _watch(self) -> None:
-        """See [held arrays]."""
-        root = self._held() if self.prints.pending else None
-        if root is None:
-            return
-        this = weakref.ref(self)
-
-        def look(address: int) -> None:
-            live = this()
-            if live is not None:
-                live._take_last_look(address)
-
-        self._look = self._device.arrays.last_look(root, look)
-
-    def _take_last_look(self, address: int) -> None:
-        """Its last other reference is gone, and its memory is about to be freed."""
-        self._look = None
-        if self.state is State.RESIDENT and not self.relocated:
-            return
-        try:
-            memory = self._device.arrays.memory_at(address, self.nbytes)
-            if not self.prints.final:
-                self.prints.expect_unwritten(memory, self.nbytes)
-            elif self.prints.accept_changes(memory):
-                self._take_in(memory)
-        except BaseException as error:  # Python drops what a callback raises
-            self.host.lose(error)
-            self.state = State.GONE
-            if not isinstance(error, Exception):
-                raise  # Ctrl-C: at least Python says that it has been ignored
-
-    def _take_in(self, memory: Root) -> None:
-        """Takes in what the program has written."""
-        if not self.relocated:
-            self.host.save(memory)
-            self.state = State.AWAY
-            return
-        root = self.slots.find_root()
-        copy_memory(self._device, root, memory, self.nbytes)

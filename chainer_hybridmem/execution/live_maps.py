@@ -162,7 +162,6 @@ class LiveMaps:
         self._by_allocation: dict[int, LiveMap] = {}
         self._by_node: graph.ByOwner[LiveMap] = graph.ByOwner()
         self._outliving: Collection[Slot] = ()
-        self._watched: Collection[Slot] | None = None
         self._purge_at = PURGED_MAPS
         self._bring_back: graph.BringBack | None = None
 
@@ -186,16 +185,13 @@ class LiveMaps:
         self.parked.add(allocation)
 
     # -- iterations -----------------------------------------------------------
-    def begin_iteration(
-        self, outliving: Collection[Slot], watched: Collection[Slot] | None
-    ) -> None:
+    def begin_iteration(self, outliving: Collection[Slot]) -> None:
         """Starts an iteration.
 
         Args:
             outliving: Slots of maps that later iterations will ask for.
-            watched: Slots of maps that the program may write into; None: of all.
         """
-        self._outliving, self._watched = outliving, watched
+        self._outliving = outliving
         self.pinned.clear()
         self.parked.clear()
 
@@ -205,17 +201,9 @@ class LiveMaps:
         for live in self:
             live.begin_iteration()
 
-    def watch_all(self) -> None:
-        """Looks for writes into every map."""
-        self._watched = None
-        for live in self:
-            live.prints.watch()
-
-    def switch(
-        self, outliving: Collection[Slot], watched: Collection[Slot] | None
-    ) -> None:
-        """Moves every map into another plan; arguments as of begin_iteration()."""
-        self._outliving, self._watched = outliving, watched
+    def switch(self, outliving: Collection[Slot]) -> None:
+        """Moves every map into another plan; argument as of begin_iteration()."""
+        self._outliving = outliving
         for live in self:
             for slot in live.slots.name_present():
                 self._expect_use(live, slot)
@@ -242,7 +230,7 @@ class LiveMaps:
                 live.renew(self._device.arrays.root(array))
                 return True
         live.stay()
-        return live.state is State.RESIDENT or live.return_if_held()
+        return live.state is State.RESIDENT
 
     def forget_all(self) -> None:
         """Lets go of every map as it is."""
@@ -270,7 +258,7 @@ class LiveMaps:
             if live is None:
                 continue
             reference = graph.SlotRef(slot, owner, device.arrays.capture(array))
-            live.add(reference, array)
+            live.add(reference)
             if self._bring_back is not None:
                 graph.watch(owner, self._bring_back)
             if live.storage < 0 and live.host.copy is not None:
@@ -296,8 +284,6 @@ class LiveMaps:
     def _expect_use(self, live: LiveMap, slot: Slot) -> None:
         if slot in self._outliving:
             live.outlive()
-        if not live.prints.watched:
-            live.prints.watch(self._watched is None or slot in self._watched)
 
     def _find_or_make(
         self, function: Any, slot: Slot, owner: Any, array: Array
@@ -322,7 +308,6 @@ class LiveMaps:
             if nbytes < self.minimum_map_bytes:
                 return None
             live = LiveMap(device, allocation, nbytes)
-            live.prints.watch(self._watched is None)
             self._by_allocation[allocation] = live
         return live
 
@@ -402,11 +387,6 @@ class LiveMaps:
                     sizes[allocation] = nbytes
         return len(sizes), sum(sizes.values())
 
-    def find_written_slots(self) -> set[Slot]:
-        """Slots of the maps of this iteration that the program has written into."""
-        written = (live for live in self if live.prints.is_rewritten())
-        return {slot for live in written for slot in live.slots.name_present()}
-
     def is_rewritten(self, allocation: int) -> bool:
         """Whether the program has changed a map whose memory does not tell it.
 
@@ -415,5 +395,4 @@ class LiveMaps:
         live = self._by_allocation.get(allocation)
         if live is None:
             return False
-        live.look_for_writes()
         return live.prints.is_rewritten() or live.slots.are_replaced()

@@ -1,4 +1,10 @@
-"""Starts copies, waits for them, counts them and tells listeners."""
+"""Starts copies, waits for them, counts them and tells listeners.
+
+Note: [maps that wait]
+    What others hold when a plan has it leave stays in the graph: taking it away would
+    free nothing (live_map, [held arrays]). It leaves before the first operation at
+    which the graph alone has it, unless a backward function reads it first.
+"""
 
 from __future__ import annotations
 
@@ -212,6 +218,8 @@ class Mover:
 
     Attributes:
         counters (Counters): What this iteration has moved.
+        waiting (dict): Maps that others have held when they were to leave, and whether
+            their memory is to be free by now.
     """
 
     def __init__(
@@ -224,10 +232,12 @@ class Mover:
         self._may_be_needed = may_be_needed
         self._observers = observers
         self.counters = Counters()
+        self.waiting: dict[LiveMap, bool] = {}
 
     def begin_iteration(self) -> None:
-        """Counts from zero."""
+        """Counts from zero; nothing waits."""
         self.counters = Counters()
+        self.waiting.clear()
 
     # -- as the plan says -----------------------------------------------------
     def move(self, k: int, table: ActionTable) -> None:
@@ -238,11 +248,14 @@ class Mover:
             self._move(k, table)
 
     def _move(self, k: int, table: ActionTable) -> None:
+        if self.waiting:
+            self._move_waiting()
         for live in self._find_all(table.swap_outs.get(k, ())):
             self.start_swap_out(live)
+            if live.state is State.RESIDENT and live.held_by_program:
+                self.waiting[live] = False
         for live in self._find_all(table.releases.get(k, ())):
-            self.release(live)
-            self.relocate(live)
+            self._let_leave(live)
         self.drop_all(table.drops.get(k, ()))
         if self._observers.members:
             self._observers.released()
@@ -250,6 +263,26 @@ class Mover:
             self.start_swap_in(live)
         for live in self._find_all(table.needs.get(k, ())):
             self.finish_swap_in(live)
+
+    def _move_waiting(self) -> None:
+        """Lets those leave that the graph alone has by now."""
+        for live, due in tuple(self.waiting.items()):
+            if live.is_alone():
+                del self.waiting[live]
+                if due:
+                    self._let_leave(live)
+                else:
+                    self.start_swap_out(live)
+
+    def _let_leave(self, live: LiveMap) -> None:
+        """Frees the device memory of a map, or has it wait; see [maps that wait]."""
+        self.waiting.pop(live, None)
+        if live.state is State.RESIDENT and not live.is_alone():
+            self.waiting[live] = True
+            return
+        self.put_away(live)
+        if live.state is State.RESIDENT:
+            self.relocate(live)
 
     def drop_all(self, storages: Iterable[int]) -> None:
         """Drops maps for good, or to be recomputed."""
@@ -267,7 +300,7 @@ class Mover:
         late = False
         for actions, act in (
             (table.swap_outs, self.start_swap_out),
-            (table.releases, self.release),
+            (table.releases, self._let_leave),
             (table.drops, self.put_away),
         ):
             for position in sorted(p for p in actions if p < k):
@@ -310,7 +343,8 @@ class Mover:
 
     def put_away(self, live: LiveMap) -> None:
         """Frees the device memory of a map that has to come back."""
-        self.start_swap_out(live)
+        if live.state is State.RESIDENT:
+            self.start_swap_out(live)
         self.release(live)
 
     def drop(self, live: LiveMap) -> None:
@@ -329,16 +363,20 @@ class Mover:
         that (replayer, [once more]).
         """
         if live.outlives:  # replayer, [later iterations]
-            self.put_away(live)
+            self._let_leave(live)
         elif self._is_irreplaceable(live):
             return
         elif self._observers.members and _waits(live):
             kind = 'swap-out' if live.state is State.LEAVING else 'swap-in'
             self._observers.wait(kind, live.storage, live.drop)
+        elif self._planned.is_unique(live):
+            self._let_leave(live)
+            if live not in self.waiting:
+                self.drop(live)  # also where the host has no room for it
         else:
-            if self._planned.is_unique(live):
-                self.put_away(live)
-            self.drop(live)  # also where the host has no room for it
+            self.drop(live)
+            if live.state is State.RESIDENT and live.uses:
+                self._let_leave(live)
 
     def _is_irreplaceable(self, live: LiveMap) -> bool:
         return (

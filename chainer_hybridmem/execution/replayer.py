@@ -561,7 +561,6 @@ class Restorer:
     # -- one map --------------------------------------------------------------
     def _make_again(self, live: LiveMap) -> None:
         """Makes the contents of a map again by any of its references."""
-        live.host.refuse_lost()
         self._run_unless_written(functools.partial(self._make_by_any, live))
 
     def _make_by_any(self, live: LiveMap) -> None:

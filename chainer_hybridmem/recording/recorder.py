@@ -229,11 +229,6 @@ class Recorder:
         creator = node.creator_node
         return None if creator is None else self._positions.get(creator)
 
-    def written_slots(self) -> set[Slot]:
-        """Of the maps that the program has changed in place."""
-        written = {a for step in self._steps for a in step.written}
-        return {slot for a in written for slot in self._allocations.slots.get(a, ())}
-
     # -- result -----------------------------------------------------------------
     def discard(self) -> None:
         """Ends the recording without a profile."""

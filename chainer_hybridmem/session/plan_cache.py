@@ -193,7 +193,7 @@ def _stamp(module: str) -> str | None:
 
 
 FORMAT = 'chainer_hybridmem/guide'
-VERSION = 1
+VERSION = 2
 SUFFIX = '.guide.gz'
 MOST_TOLD = 300  # characters of a reason
 _CONFIG = (  # of Chainer, with which a replay might give other bits
@@ -229,7 +229,6 @@ class _Findings:
     foreign_bytes: int
     outliving: tuple[Slot, ...]
     ways: tuple[_PlacedWay, ...]
-    written: tuple[Slot, ...]
 
     def check(self, n_operations: int, limit_bytes: int, inexact: bool) -> None:
         """Refuses what no session can have found.
@@ -245,7 +244,7 @@ class _Findings:
         for nbytes in (self.spare_bytes, self.foreign_bytes):
             if not 0 <= nbytes < limit_bytes:
                 raise files.broken('guide', f'{nbytes} bytes are to be left free')
-        for slot in (*self.outliving, *self.written):
+        for slot in self.outliving:
             check_slot(slot, n_operations)
         for way in self.ways:
             possible = 0 <= way.operation < n_operations and way.index >= 0
@@ -266,7 +265,6 @@ class _Findings:
                 _PlacedWay(*place, way.cut, way.parts, way.exact)
                 for place, way in guide.ways.items()
             ),
-            written=tuple(guide.habits.written),
         )
 
     def make_guide(self, signature: list[OperationKey]) -> Guide:
@@ -281,7 +279,7 @@ class _Findings:
             },
             arena=PlanArena(self.wants_arena, self.spare_bytes),
             foreign=ForeignMemory(self.foreign_bytes),
-            habits=ProgramHabits(self.outliving, self.written, self.recomputes),
+            habits=ProgramHabits(self.outliving, self.recomputes),
         )
 
 

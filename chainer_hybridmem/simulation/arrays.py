@@ -50,7 +50,7 @@ class Arrays(Table):
     size: Ints  # (M+T,)
     producer: Ints  # (M+T,)
     present: Bools  # (M+T,), there all the time by itself
-    copy_from: Ints  # (M,), first position a swap-out may start
+    copy_from: Ints  # (M,), first position a swap-out may start: nobody else has it
     release_from: Ints  # (M,), first position it may be free
     first_use: Ints  # (M,), backward
     last_use: Ints  # (M,), backward

@@ -455,13 +455,16 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
     returning = planned.union(items.transients)
     storages = [profile.storages[i] for i in items.ids]
     producer = np.array([s.producer for s in storages], np.int64)
-    copy_from = np.array([last_forward(s) + 1 for s in maps], np.int64)
+    read_until = np.array([last_forward(s) + 1 for s in maps], np.int64)
     releasable = np.array([s.releasable_from for s in maps], np.int64)
     read = np.array([bool(s.backward_uses) for s in maps], bool)
     b0 = profile.first_backward
     for m in np.flatnonzero(~read).tolist():
         releasable[m] = _operation_of(profile, maps[m].freed_at) + 1
-    release_from = np.maximum(releasable, copy_from)
+    release_from = np.maximum(releasable, read_until)
+    # A copy starts when the graph alone has the map: taking away what others hold would
+    # free nothing. What is never released may not be swapped.
+    copy_from = np.where(release_from > b0, read_until, release_from)
     first_use = np.array([min(s.backward_uses, default=b0) for s in maps], np.int64)
     last_use = [max(s.backward_uses, default=b0 - 1) for s in maps]
     link, disk = profile.link, profile.disk_link or profile.link

@@ -6,8 +6,7 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.execution.fingerprints import Fingerprints
-from chainer_hybridmem.execution.live_map import LiveMap
+from chainer_hybridmem.execution.live_map import HostSide, LiveMap, State
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
 
@@ -18,7 +17,7 @@ def retained(device, array, live=None):
     live = live or LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
     reference = graph.SlotRef(slot, variable.node, device.arrays.capture(array))
-    live.add(reference, array)
+    live.add(reference)
     return variable.node, live
 
 
@@ -31,17 +30,27 @@ def go_and_return(live):
     return copied
 
 
-def test_what_somebody_holds_comes_back_as_it_is_now(device):
+def test_what_somebody_holds_stays(device):
     array = np.zeros(5000, np.float32)
     node, live = retained(device, array)
-    live.start_swap_out()
+    assert live.start_swap_out() == 0
     live.release()
+    assert live.state is State.RESIDENT and node._data is array
     array[...] = 7
-    assert live.start_swap_in() == 0  # nothing is copied
-    assert node._data is not array and np.shares_memory(node._data, array)
     del array
-    assert go_and_return(live) == live.nbytes  # the former copy is not right any more
+    assert go_and_return(live) == live.nbytes
     assert (node._data == 7).all()
+
+
+def test_what_is_let_go_of_while_it_is_held_comes_back_as_it_is_now(device):
+    """No backward is expected to read it, and one does."""
+    array = np.zeros(5000, np.float32)
+    node, live = retained(device, array)
+    live.drop()
+    assert live.state is State.GONE
+    array[...] = 7
+    assert live.refill(device.arrays.root(np.zeros(5000, np.float32)), 'other ones')
+    assert node._data is not array and np.shares_memory(node._data, array)
 
 
 def test_what_nobody_holds_comes_back_from_its_copy(device):
@@ -56,7 +65,10 @@ def test_a_graph_may_die_when_its_map_is_about_to_leave(device, monkeypatch):
     node, live = retained(device, np.ones(5000, np.float32))
     nodes = [node]
     del node
-    monkeypatch.setattr(Fingerprints, 'take_before_copy', lambda self: nodes.clear())
+    take_space = HostSide.take_space
+    monkeypatch.setattr(
+        HostSide, 'take_space', lambda self: nodes.clear() or take_space(self)
+    )
     assert live.start_swap_out() == 0
     live.release()
     assert device.memory.used_bytes == 0
@@ -86,15 +98,3 @@ def test_what_is_retained_again_may_have_changed(device):
     other, _ = retained(device, node._data, live)
     assert go_and_return(live) == live.nbytes
     assert (node._data == 7).all() and (other._data == 7).all()
-
-
-def test_a_copy_under_way_is_called_off_when_it_is_retained_again(device):
-    device.throttle(1e6)
-    array = np.ones(5000, np.float32)
-    _, live = retained(device, array)
-    live.start_swap_out()
-    array[...] = 7
-    node, _ = retained(device, array, live)
-    del array
-    assert go_and_return(live) == live.nbytes
-    assert (node._data == 7).all()

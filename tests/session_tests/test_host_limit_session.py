@@ -9,10 +9,16 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
+
+# isort: split
+import chainer
+
+from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.devices.swap_store.store import Store
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError
 from chainer_hybridmem.execution.live_map import LiveMap
 from chainer_hybridmem.records.plan import Action, Tier
+from chainer_hybridmem.records.profile import Slot, SlotKind
 
 ITERATIONS = 6
 SHARE = 0.72  # of the in-core peak: what the others tests train in
@@ -132,17 +138,14 @@ def test_ram_that_is_full_is_out_of_memory_as_ever(data, peak):
 
 def test_a_swap_out_without_room_leaves_the_map_where_it_is(open_host_device):
     device = open_host_device
-    root = device.memory.allocate(8192)
-    live = LiveMap(device, device.arrays.allocation_id(root), 8192)
+    variable = chainer.Variable(device.memory.allocate(8192))
+    variable.retain_data()
+    node, array = variable.node, variable.array
+    live = LiveMap(device, device.arrays.allocation_id(array), 8192)
     assert live.slots.find_root() is None
-
-    class Slot:
-        view = device.arrays.capture(root)
-
-        def get(self):
-            return root
-
-    live.slots.add(Slot())
+    slot = Slot(0, SlotKind.INPUT, 0)
+    live.add(graph.SlotRef(slot, node, device.arrays.capture(array)))
+    del variable, array
     assert live.start_swap_out() == 0
     assert live.state.value == 'resident' and live.host.copy is None
     live.release()

@@ -94,7 +94,7 @@ def test_a_forgotten_map_is_not_away_whoever_still_names_it(state, host_map):
     used_bytes = device.memory.used_bytes
     for act in (
         *(live.start_swap_out, live.release, live.stay, live.drop),
-        *(live.start_swap_in, live.finish_swap_in, live.relocate, live.return_if_held),
+        *(live.start_swap_in, live.finish_swap_in, live.relocate),
     ):
         act()
     assert live.state is State.RESIDENT and live.host.copy is None
@@ -122,7 +122,7 @@ def host_map():
         node.retain_data()
         live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
         slot = Slot(0, SlotKind.OUTPUT, 0)
-        live.add(SlotRef(slot, node, device.arrays.capture(array)), array)
+        live.add(SlotRef(slot, node, device.arrays.capture(array)))
         del variable, array
         yield device, live
     finally:

@@ -390,7 +390,7 @@ def retained(device, array):
     live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
     reference = graph.SlotRef(slot, variable.node, device.arrays.capture(array))
-    live.add(reference, array)
+    live.add(reference)
     checks = verifier.Verifier(
         device, chainer.Chain(), lambda: verifier.Followed(None, None)
     )

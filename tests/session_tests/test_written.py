@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,11 @@ import chainer.functions as F
 
 from chainer_hybridmem import planners
 from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.errors import SessionError, SwapStoreError, VerificationError
+from chainer_hybridmem.errors import SessionError, VerificationError
+from chainer_hybridmem.execution import graph_slots
 from chainer_hybridmem.execution.live_map import LiveMap, State
+from chainer_hybridmem.execution.mover import Mover
+from chainer_hybridmem.records.plan import Action
 from chainer_hybridmem.records.profile import Slot, SlotKind
 
 ITERATIONS = 10
@@ -87,6 +92,152 @@ class ThroughAView(Writing):
         np.multiply(view, 0.5, out=view)
 
 
+class Flat(Writing):
+    """Its map is contiguous, as what others take for a buffer has to be."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        y = F.tanh(F.reshape(self.conv(x), (len(x), -1)))
+        z = F.sigmoid(y)
+        if self.calls > self.begins_at:
+            kept = self.keep(y.array)
+        del y
+        loss = F.softmax_cross_entropy(self.last(z), t)
+        if self.calls > self.begins_at:
+            kept[3:9] = [2] * 6
+        return loss
+
+
+class AMemoryview(Flat):
+    def keep(self, array):
+        return np.asarray(memoryview(array))[1]
+
+
+class ABuffer(Flat):
+    def keep(self, array):
+        return np.frombuffer(array, np.float32)
+
+
+class CTypes(Flat):
+    def keep(self, array):
+        return (ctypes.c_float * array.size).from_buffer(array)
+
+
+class Interface:
+    """What another library makes of an array."""
+
+    def __init__(self, array):
+        self.kept = array
+        self.__array_interface__ = array.__array_interface__
+
+
+class AnotherLibrary(Flat):
+    def keep(self, array):
+        return np.asarray(Interface(array))[1]
+
+
+class DLPack(Flat):
+    def keep(self, array):
+        return np.from_dlpack(array)[-1]
+
+
+class InAThread(Writing):
+    def amid(self, h, y):
+        self.begun = threading.Event()
+        self.thread = threading.Thread(target=self.write, args=(h.array, y.array))
+        self.thread.start()
+
+    def write(self, *arrays):
+        self.begun.wait()
+        for array in arrays:
+            array[:, ::2] *= 0.5
+
+    def afterwards(self, h, y):
+        del h, y
+        self.begun.set()
+        self.thread.join()
+
+
+class Keep(chainer.FunctionHook):
+    """A hook that keeps what functions read, such as one that looks for NaN."""
+
+    name = 'keep'
+
+    def __init__(self):
+        self.arrays = []
+
+    def forward_postprocess(self, function, in_data):
+        self.arrays += in_data
+
+
+class ThroughAHook(Writing):
+    def forward(self, x, t):
+        with Keep() as keep:
+            loss = super().forward(x, t)
+        if self.calls > self.begins_at:
+            for array in keep.arrays:
+                if array.ndim == 4 and array.shape[1] == 8:
+                    array[0] *= 0.5
+        return loss
+
+
+class IntoAReshapedMap(Writing):
+    """The graph has two arrays in one memory, and the program has a third."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = F.sigmoid(self.conv(x))
+        flat = F.tanh(F.reshape(h, (len(x), -1)))
+        view = F.reshape(flat, h.shape)
+        z = F.max_pooling_2d(F.sigmoid(view), 2)
+        kept = view.array[:, 1:]
+        del h, flat, view
+        loss = F.softmax_cross_entropy(self.last(z), t)
+        if self.calls > self.begins_at:
+            kept[...] = 0
+        return loss
+
+
+class Doubled(chainer.FunctionNode):
+    """Writes into what it reads, and retains it."""
+
+    def forward(self, inputs):
+        (x,) = inputs
+        x *= 2
+        self.retain_inputs((0,))
+        return (x + 1,)
+
+    def backward(self, indexes, grads):
+        (x,) = self.get_retained_inputs()
+        return (2 * grads[0] * (x.array > 1),)
+
+
+class ByAFunction(Writing):
+    def forward(self, x, t):
+        self.calls += 1
+        h = F.sigmoid(self.conv(x))
+        y = Doubled().apply((h,))[0] if self.calls > self.begins_at else h * 2
+        z = F.max_pooling_2d(F.tanh(y), 2)
+        del h, y
+        return F.softmax_cross_entropy(self.last(z), t)
+
+
+class UntilBackward(Writing):
+    """Holds them until backward has begun, and writes just before."""
+
+    def forward(self, x, t):
+        loss = super().forward(x, t)
+        for array in self.kept:
+            array[1] = 0
+        self.kept = ()
+        return F.identity(loss)
+
+    kept: Any = ()
+
+    def afterwards(self, h, y):
+        self.kept = h.array, y.array[:, 2:]
+
+
 class Both(AfterForward):
     def amid(self, h, y):
         y.array[...] = -y.array
@@ -109,13 +260,15 @@ class AnotherArrayForTheNode(Writing):
 
 REPLACED = [AnotherArray, AnotherArrayForTheNode]
 PROGRAMS = [
-    AfterForward, RightAfterReading, BetweenFunctions, OneElement, ThroughAView, Both
+    AfterForward, RightAfterReading, BetweenFunctions, OneElement, ThroughAView, Both,
+    ThroughAHook, InAThread, IntoAReshapedMap, ByAFunction, UntilBackward,
 ]  # fmt: skip
+ON_THE_HOST = [AMemoryview, ABuffer, CTypes, AnotherLibrary, DLPack]
 PLANNERS = ['in-core', 'swap-all', 'hybrid', 'checkpoint-speed']
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize('program', PROGRAMS)
+@pytest.mark.parametrize('program', PROGRAMS + ON_THE_HOST)
 @pytest.mark.parametrize('planner', PLANNERS)
 def test_what_the_program_writes_is_what_backward_reads(
     program, planner, data, hostile
@@ -194,7 +347,7 @@ def test_also_where_the_host_has_no_room(program, data):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize('program', PROGRAMS)
+@pytest.mark.parametrize('program', PROGRAMS + ON_THE_HOST)
 @pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt', 'checkpoint-speed'])
 def test_writing_that_begins_after_the_recording(program, planner, data):
     """The same bits, or one clear error where it would have been recomputed."""
@@ -384,61 +537,89 @@ def retained(device, array):
     reference = graph.SlotRef(
         Slot(0, SlotKind.INPUT, 0), variable.node, device.arrays.capture(array)
     )
-    live.add(reference, array)
+    live.add(reference)
     return variable.node, live
 
 
-def test_a_write_is_taken_in_when_the_array_dies(device):
+@pytest.mark.parametrize('leave', ['start_swap_out', 'drop'])
+def test_what_was_held_when_it_was_to_leave_is_copied_as_it_is_later(device, leave):
     array = np.ones(5000, np.float32)
     node, live = retained(device, array)
-    assert not live.slots.is_exclusive()
-    live.start_swap_out()
-    live.release()
+    getattr(live, leave)()
+    assert live.state is State.RESIDENT and node._data is array
     array[7] = 2
     del array
-    assert live.prints.rewritten
+    live.drop()
+    assert live.state is State.RESIDENT  # a replay would not make this
+    assert live.start_swap_out() == live.nbytes
+    live.release()
+    assert live.state is State.AWAY
     live.start_swap_in()
     live.finish_swap_in()
     assert node._data[7] == 2 and (node._data[8:] == 1).all()
 
 
-def test_a_write_while_it_is_copied_is_copied_once_more(device):
-    device.throttle(1e6)
-    array = np.ones(5000, np.float32)
-    node, live = retained(device, array)
-    live.start_swap_out()
-    array[...] = np.arange(5000)
-    del array
-    live.release()
-    device.throttle(None)
-    live.start_swap_in()
-    live.finish_swap_in()
-    assert (node._data == np.arange(5000)).all()
+class HoldsMore(Writing):
+    """After the recording it holds a map for two functions more, and writes into it."""
+
+    def forward(self, x, t):
+        self.calls += 1
+        h = F.sigmoid(self.conv(x))
+        y = F.tanh(h)
+        kept = h.array if self.calls > self.begins_at else None
+        del h
+        y = F.sigmoid(F.tanh(y))
+        if kept is not None:
+            kept[:, ::2] *= 0.5
+            del kept
+        y = F.tanh(F.sigmoid(y))
+        return F.softmax_cross_entropy(self.last(F.max_pooling_2d(y, 2)), t)
 
 
-def test_a_write_into_what_was_dropped_is_kept(device):
-    array = np.ones(5000, np.float32)
-    node, live = retained(device, array)
-    live.drop()
-    assert live.state is State.GONE
-    array[7] = 2
-    del array
-    assert live.state is State.AWAY
-    assert live.refill(device.arrays.root(np.ones(5000, np.float32)), 'other ones')
-    assert node._data[7] == 2
+class HoldsMoreLate(HoldsMore):
+    begins_at = LATE
 
 
-def test_a_write_while_it_comes_back_wins(device):
-    array = np.ones(5000, np.float32)
-    node, live = retained(device, array)
-    live.drop()
-    other, kept = live.host.copy, np.ones(5000, np.float32)
-    assert other is None
-    array[7] = 2
-    del array
-    live.start_swap_in()
-    live.finish_swap_in()
-    assert node._data[7] == 2 and kept[7] == 1
+class HoldsMoreNever(HoldsMore):
+    begins_at = ITERATIONS
+
+
+def test_what_is_held_longer_than_recorded_leaves_when_it_is_let_go_of(
+    data, monkeypatch
+):
+    waited: list[LiveMap] = []
+    move = Mover._move
+
+    def moving(self, k, table):
+        before = list(self.waiting)
+        move(self, k, table)
+        left = [live for live in before if live not in self.waiting]
+        assert all(live.state is not State.RESIDENT for live in left)
+        waited.extend(left)
+
+    monkeypatch.setattr(Mover, '_move', moving)
+    expected = networks.train(HoldsMoreLate, data)[0]
+    options = {'memory_limit': '1GB', 'planner': 'swap-all'}
+    result, session = networks.train(HoldsMoreLate, data, **options)
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 5
+    late = len(waited)
+    networks.train(HoldsMoreNever, data, **options)
+    recorded = len(waited) - late
+    assert late == recorded + ITERATIONS - LATE
+
+
+def test_what_is_swapped_is_not_hashed(data, monkeypatch):
+    """But for what is verified."""
+    hashed: list[Any] = []
+    find = graph_slots.fingerprint
+    monkeypatch.setattr(
+        graph_slots, 'fingerprint', lambda array: hashed.append(array) or find(array)
+    )
+    options = {'memory_limit': '1GB', 'planner': 'swap-all'}
+    _, session = networks.train(networks.Everything, data, **options)
+    assert session.plan.count(Action.SWAP) > 5
+    assert not hashed
 
 
 def test_other_contents_are_refused(device):
@@ -448,21 +629,6 @@ def test_other_contents_are_refused(device):
         device.arrays.root(np.full(5000, 2, np.float32)), 'other ones'
     )
     assert node is not None
-
-
-def test_what_cannot_be_kept_is_an_error_when_it_is_asked_for(device, monkeypatch):
-    array = np.ones(5000, np.float32)
-    _node, live = retained(device, array)
-    live.drop()
-
-    def full(nbytes, tier=None):
-        raise SwapStoreError('no room')
-
-    monkeypatch.setattr(device.copies, 'host_copy', full)
-    array[7] = 2
-    del array
-    with pytest.raises(SwapStoreError, match='no room'):
-        live.refill(device.arrays.root(np.ones(5000, np.float32)), 'other ones')
 
 
 def test_who_holds_the_memory_is_counted(device):

@@ -107,17 +107,6 @@ class CudaCopyEngine(CopyEngine):
                 transfer.end = stream.record()
                 self.order_after(transfer)
 
-    def fill(self, space: Space, root: Root) -> None:
-        if space.last is not None:
-            space.last.wait()
-        with self._gpu.current():
-            self._gpu.compute().synchronize()
-            self._gpu.runtime.memcpy(
-                space.address, root.ptr, space.nbytes,
-                self._gpu.runtime.memcpyDeviceToHost,
-            )  # fmt: skip
-        space.last = None
-
     def elapsed(self, start: Mark, end: Mark) -> float:
         """Seconds between two moments on a stream."""
         return self._clock.elapsed(start, end)

@@ -429,9 +429,6 @@ class HostCopyEngine(CopyEngine):
             # and with it the array, until the next garbage collection.
             raise SwapStoreError(str(completion.error))
 
-    def fill(self, space: Space, root: Root) -> None:
-        space.fill(address_of(root))
-
     def has(self, space: Space, root: Root) -> bool:
         return space.has(address_of(root))
 

@@ -115,24 +115,6 @@ class Space(HostCopy):
                 f'store: {error}. Check the disk behind swap_dir.'
             ) from error
 
-    def fill(self, address: int) -> None:
-        """Writes memory into it at once, after any copy that is under way.
-
-        Raises:
-            SwapStoreError: If it cannot be written.
-        """
-        if self.last is not None:
-            self.last.wait()
-        try:
-            self.block.write(self.offset, address, self.nbytes)
-        except OSError as error:
-            raise SwapStoreError(
-                f'{self.nbytes} bytes of a feature map that the program has changed '
-                f'cannot be written to the swap store: {error}. Check the disk behind '
-                f'swap_dir.'
-            ) from error
-        self.last = None
-
     def close(self) -> None:
         """Gives the space back, once any copy that is under way has finished."""
         if self._slab is not None:

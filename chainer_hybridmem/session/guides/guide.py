@@ -333,27 +333,20 @@ class ProgramHabits:
 
     Args:
         outliving (set of Slot): Of maps that later iterations have asked for.
-        written (set of Slot): Of maps that the program writes into.
         recomputes (bool): No later backward comes over its graph after an update.
     """
 
     def __init__(
         self,
         outliving: Iterable[Slot] = (),
-        written: Iterable[Slot] = (),
         recomputes: bool = True,
     ) -> None:
         self.outliving = set(outliving)
-        self.written = set(written)
         self.recomputes = recomputes
 
     def outlive(self, slots: Iterable[Slot]) -> None:
         """A later iteration has asked for maps with these slots."""
         self.outliving.update(slots)
-
-    def write(self, slots: Iterable[Slot]) -> None:
-        """The program has written into maps with these slots."""
-        self.written |= set(slots)
 
     def stop_recomputing(self) -> None:
         """A later backward comes over the graph after an update."""
@@ -362,7 +355,6 @@ class ProgramHabits:
     def add(self, other: ProgramHabits) -> None:
         """All that others have been seen to do."""
         self.outlive(other.outliving)
-        self.write(other.written)
         self.recomputes = self.recomputes and other.recomputes
 
 
@@ -451,11 +443,6 @@ class Guide:
     def explain_no_arena(self) -> str | None:
         """What an arena waits for, or why there is none; None if it stands."""
         return self.arena.explain_absence(planned=self.stage is Stage.GUIDED)
-
-    @property
-    def watched(self) -> set[Slot] | None:
-        """Of maps that the program may write into; None as long as it is learnt."""
-        return self.habits.written if self.stage is Stage.GUIDED else None
 
     @property
     def trial(self) -> bool:

@@ -10,7 +10,7 @@ from chainer_hybridmem.errors import FormatError, SessionError
 from chainer_hybridmem.recording import Recorder
 from chainer_hybridmem.recording.allocation_log import AllocationLog
 from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.profile import Profile, Slot
+from chainer_hybridmem.records.profile import Profile
 from chainer_hybridmem.session.guides.forecast import forecast
 from chainer_hybridmem.session.guides.guide import Guide, Stage
 from chainer_hybridmem.session.guides.guidebook import GuideBook
@@ -301,7 +301,6 @@ class Learning:
         if not _is_new(recorder, guide):
             recorder.discard()
             return guide
-        written = recorder.written_slots() | self._executor.maps.find_written_slots()
         self._executor.settle()
         self._device.clock.synchronize()
         links = self._links.measure_once()
@@ -318,7 +317,7 @@ class Learning:
                 guide = self._make_guide(iteration, profile, spent)
             else:
                 outside_limit(guide.learn, profile, self._splitter.changed)
-            self._plan_recorded(guide, written)
+            self._plan_recorded(guide)
         return guide
 
     def _build_profile(
@@ -355,9 +354,8 @@ class Learning:
         iteration.following.know(guide)
         return guide
 
-    def _plan_recorded(self, guide: Guide, written: set[Slot]) -> None:
+    def _plan_recorded(self, guide: Guide) -> None:
         """Makes a guide's first plan once enough is recorded."""
-        guide.habits.write(written)
         if len(guide.recordings) >= self._recordings:
             outside_limit(self._planning.plan, guide)
 

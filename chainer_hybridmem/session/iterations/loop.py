@@ -502,7 +502,6 @@ class Loop(chainer.FunctionHook):
             holders,
             may_switch,
             guide.habits.outliving,
-            guide.watched,
         )
         self._splitter.begin(guide.ways)
 
@@ -551,7 +550,7 @@ class Loop(chainer.FunctionHook):
             self._executor.leave_plan()
         else:
             late = self._executor.switch(
-                other.table, other.copies, k, other.habits.outliving, other.watched
+                other.table, other.copies, k, other.habits.outliving
             )
         recorder = self._instruments.recorder
         profiling = guide.stage is other.stage is Stage.PROFILING
