@@ -25,7 +25,7 @@ import chainer.links as L
 import numpy as np
 
 from benchmarks import common, saving
-from chainer_hybridmem.session.iterations.replay_trials import ReplayTrials
+from chainer_hybridmem.training.session.iterations.replay_trials import ReplayTrials
 
 LINKS = (None, '2GB/s', '500MB/s', '100MB/s')
 CHANNELS = 16

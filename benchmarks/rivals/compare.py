@@ -20,7 +20,7 @@ from benchmarks import common, saving
 from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.commands import compare
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.planners import DEFAULT, names
+from chainer_hybridmem.planning.planners import DEFAULT, names
 from chainer_hybridmem.reporting import comparison
 from chainer_hybridmem.reporting.comparison import summary
 

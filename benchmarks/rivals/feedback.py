@@ -29,10 +29,10 @@ import numpy as np
 
 import chainer_hybridmem as hybridmem
 from benchmarks import cifar
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.search.feedback import moved_earlier
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.search.feedback import moved_earlier
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 ARCH, BATCHSIZE = 'ResNet50', 4
 PART = 0.65  # of what lies above parameters, gradients and optimizer state

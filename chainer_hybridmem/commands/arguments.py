@@ -21,7 +21,7 @@ from chainer_hybridmem.units import (
 )
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.planning.simulation import Problem
 
 
 # -- values: text of the command line, turned into what it means ----------------
@@ -42,7 +42,7 @@ def positive(text: str) -> int:
 
 def ranks(text: str) -> int:
     """Turns an argument into a number of processes on one link."""
-    from chainer_hybridmem.records.sharing import check_ranks
+    from chainer_hybridmem.planning.records.sharing import check_ranks
 
     try:
         return check_ranks(positive(text), 'it')
@@ -115,7 +115,7 @@ def splitting(text: str) -> bool | str:
 
 def rule(text: str) -> tuple[str, str]:
     """Splits an argument ``pattern=rule``."""
-    from chainer_hybridmem.records.rules import check_rules
+    from chainer_hybridmem.planning.records.rules import check_rules
 
     pattern, separator, says = text.rpartition('=')
     if not separator or not pattern.strip():
@@ -320,7 +320,7 @@ def check_copies(args: argparse.Namespace) -> None:
     told = {name: getattr(args, name) for name in names}
     if args.host_limit is None and not any(told.values()):
         return
-    from chainer_hybridmem.devices import host_limit_bytes, open_device
+    from chainer_hybridmem.training.devices import host_limit_bytes, open_device
 
     most_bytes = host_limit_bytes(args.host_limit, args.swap_dir)
     open_device('cpu', FEWEST_BYTES, host_limit_bytes=most_bytes, **told).close()

@@ -17,8 +17,8 @@ from chainer_hybridmem.commands.recording import (
     random_examples,
 )
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.recompute import drawing
-from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.training.recompute import drawing
 from chainer_hybridmem.units import format_bytes
 
 ITERATIONS = 6  # one passive, two recorded, the others follow the plan

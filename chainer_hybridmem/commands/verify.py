@@ -15,7 +15,7 @@ from chainer_hybridmem.units import format_apart, format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.recording import Memory, Network, Training
-    from chainer_hybridmem.session.watchers import VerifiedRun
+    from chainer_hybridmem.running.watchers import VerifiedRun
 
 ITERATIONS = 10
 IN_CORE = 'in-core'
@@ -55,7 +55,7 @@ class VerifyCommand(base.Command):
         programs.add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.planners import DEFAULT, check_name
+        from chainer_hybridmem.planning.planners import DEFAULT, check_name
 
         planner = check_name(DEFAULT if args.planner is None else args.planner)
         against = check_name(args.against)
@@ -171,7 +171,7 @@ def train(
     import numpy as np
 
     from chainer_hybridmem.commands import recording
-    from chainer_hybridmem.recompute import drawing
+    from chainer_hybridmem.training.recompute import drawing
 
     device = recording.choose_device(memory.device)
     try:
@@ -189,8 +189,8 @@ def train(
 
 def train_plain(training: Training, iterations: int, progress: Progress) -> VerifiedRun:
     """Trains as plain Chainer, without a limit."""
-    from chainer_hybridmem.chainer_access.snapshots import snapshot
-    from chainer_hybridmem.session.watchers import VerifiedRun
+    from chainer_hybridmem.running.watchers import VerifiedRun
+    from chainer_hybridmem.training.chainer_access.snapshots import snapshot
 
     snapshots = []
     for _ in range(iterations):
@@ -212,9 +212,9 @@ def train_limited(
     Raises:
         HybridMemoryError: If none has.
     """
-    from chainer_hybridmem.chainer_access.snapshots import snapshot
-    from chainer_hybridmem.session.session import optimize
-    from chainer_hybridmem.session.watchers import VerifiedRun
+    from chainer_hybridmem.running.watchers import VerifiedRun
+    from chainer_hybridmem.training.chainer_access.snapshots import snapshot
+    from chainer_hybridmem.training.session.session import optimize
 
     snapshots, guided = [], []
     with optimize(
@@ -238,7 +238,10 @@ def train_limited(
 
 def compare(run: VerifiedRun, other: VerifiedRun) -> dict[str, Any]:
     """What is the same after every iteration, as plain values."""
-    from chainer_hybridmem.chainer_access.snapshots import KINDS, first_difference
+    from chainer_hybridmem.training.chainer_access.snapshots import (
+        KINDS,
+        first_difference,
+    )
 
     rows = []
     for number, (left, right) in enumerate(

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.timeline import Timeline
-from chainer_hybridmem.records.validation import _Walk
+from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.timeline import Timeline
+from chainer_hybridmem.planning.records.validation import _Walk
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.palette import COLOURS, GROUP_COLOURS
 from chainer_hybridmem.reporting.rows import LANE_TITLES

@@ -8,12 +8,12 @@ import time
 import pytest
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search import local_search
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.improvement import LEAST_GAIN, Improvement
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search import local_search
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.search.improvement import LEAST_GAIN, Improvement
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 
 
 def tight(seed: int) -> tuple[Problem, int]:

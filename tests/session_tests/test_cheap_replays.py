@@ -21,14 +21,14 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import timing
-from chainer_hybridmem.chainer_access import graph, owners
-from chainer_hybridmem.execution.cheap_replays import CheapReplays
-from chainer_hybridmem.execution.mover import Counters
-from chainer_hybridmem.execution.replayer import Recipes, Restorer
-from chainer_hybridmem.recording.trials import TrialResult
-from chainer_hybridmem.session.iterations import replay_trials
-from chainer_hybridmem.session.iterations.loop import Loop
-from chainer_hybridmem.session.iterations.replay_trials import (
+from chainer_hybridmem.training.chainer_access import graph, owners
+from chainer_hybridmem.training.execution.cheap_replays import CheapReplays
+from chainer_hybridmem.training.execution.mover import Counters
+from chainer_hybridmem.training.execution.replayer import Recipes, Restorer
+from chainer_hybridmem.training.recording.trials import TrialResult
+from chainer_hybridmem.training.session.iterations import replay_trials
+from chainer_hybridmem.training.session.iterations.loop import Loop
+from chainer_hybridmem.training.session.iterations.replay_trials import (
     CopyCosts,
     ReplayCost,
     ReplayTrials,

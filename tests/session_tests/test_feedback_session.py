@@ -6,11 +6,11 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.copies import Copies
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.recording.stopwatch import Lateness
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.session.planning.planning import Planning
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.training.devices.copies import Copies
+from chainer_hybridmem.training.recording.stopwatch import Lateness
+from chainer_hybridmem.training.session.planning.planning import Planning
 
 ITERATIONS = 20  # settled by the 15th, should the times change the plan
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core

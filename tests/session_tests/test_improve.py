@@ -11,9 +11,9 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners import PLANNERS
-from chainer_hybridmem.planners.uniform import swap_all
-from chainer_hybridmem.search import improvement
+from chainer_hybridmem.planning.planners import PLANNERS
+from chainer_hybridmem.planning.planners.uniform import swap_all
+from chainer_hybridmem.planning.search import improvement
 
 LIMIT = 4_000_000
 ITERATIONS = 11
