@@ -5,10 +5,10 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.execution.fingerprints import Fingerprints
-from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.execution.fingerprints import Fingerprints
+from chainer_hybridmem.training.execution.live_map import LiveMap
 
 
 def retained(device, array, live=None):
