@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks import common
 from chainer_hybridmem.commands import estimate, samples
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.planners import DEFAULT
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
+from chainer_hybridmem.planning.planners import DEFAULT
+from chainer_hybridmem.planning.simulation import make_problem
 
 CASES = (
     ('resnet50', 640, 'v100-16gb-pcie3'),

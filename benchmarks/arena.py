@@ -34,11 +34,11 @@ from benchmarks import catalogue, common
 # isort: split
 import numpy as np
 
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.pools import IterationLog, lay_out
-from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.layouts import IterationLog, lay_out
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.recording.allocation_log import AllocationLog
 from chainer_hybridmem.units import parse_bytes
 
 PARTS = ('footprint', 'allocation', 'overhead')

@@ -18,7 +18,7 @@ from unittest import mock
 
 import chainer_hybridmem as hybridmem
 from benchmarks import common
-from chainer_hybridmem.execution import graph_slots
+from chainer_hybridmem.training.execution import graph_slots
 
 PLANNERS = {'hybrid': 0.65, 'superneurons': 0.65, 'checkpoint-speed': 1.0}
 WARM_UP = 3  # iterations before the first plan

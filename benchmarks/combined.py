@@ -26,13 +26,18 @@ from typing import Any
 
 from benchmarks import common, pools, saving
 from chainer_hybridmem import InfeasibleError, make_plan
-from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.pools import check_layout, exact, in_core_trace, planned_trace
-from chainer_hybridmem.pools.replay import replay
-from chainer_hybridmem.records.profile import Phase, Profile
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
+from chainer_hybridmem.lab.pools.replay import replay
+from chainer_hybridmem.planning.layouts import (
+    check_layout,
+    exact,
+    in_core_trace,
+    planned_trace,
+)
+from chainer_hybridmem.planning.records.profile import Phase, Profile
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 

@@ -18,7 +18,7 @@ from benchmarks.saving import ROOT, environment, save  # noqa: F401  for the scr
 from chainer_hybridmem import architectures
 from chainer_hybridmem.commands import arguments, samples
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.recompute import drawing
 
 # Batch sizes whose feature maps clearly outweigh parameters on a small machine.
 HOST_BATCHES = {'resnet50': 8, 'googlenet': 16, 'alexnet': 32}

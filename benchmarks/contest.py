@@ -17,9 +17,9 @@ import sys
 from benchmarks import saving
 from chainer_hybridmem.commands.arena import ENTRANTS, TIME_LIMIT
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.contest import cells, page
-from chainer_hybridmem.contest.instances import load_catalogue
-from chainer_hybridmem.records import library
+from chainer_hybridmem.lab.contest import cells, page
+from chainer_hybridmem.lab.contest.instances import load_catalogue
+from chainer_hybridmem.planning.records import library
 
 NAME = 'arena'
 COMMAND = 'python -m benchmarks run contest FOLDER ...'

@@ -16,10 +16,10 @@ from typing import Any
 
 from benchmarks import combined, common, pools
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.reporting.tables import table
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 

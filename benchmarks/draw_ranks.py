@@ -14,13 +14,13 @@ from typing import Any
 
 from benchmarks import saving
 from chainer_hybridmem import load_profile
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.sharing import share_links
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.records.sharing import share_links
+from chainer_hybridmem.planning.simulation import Problem, make_problem
+from chainer_hybridmem.planning.simulation.staggered import LANES, find_spans, stagger
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.palette import COLOURS
-from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.simulation.staggered import LANES, find_spans, stagger
 from chainer_hybridmem.units import format_seconds, parse_bytes
 
 PROFILE = 'shipped:resnet50-b640-v100-estimated'

@@ -34,15 +34,18 @@ import numpy as np
 
 from benchmarks import saving
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.contest.cells import TRIVIAL_PLANS
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.profile import Link, Profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.simulation.timeline import positions_from_plan, run_lanes
+from chainer_hybridmem.lab.contest.cells import TRIVIAL_PLANS
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.records.profile import Link, Profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
+from chainer_hybridmem.planning.simulation.timeline import (
+    positions_from_plan,
+    run_lanes,
+)
 from chainer_hybridmem.testing.networks import random_network
 
 NAME = 'drawn_cells'

@@ -22,8 +22,8 @@ import numpy as np
 
 import chainer_hybridmem as hybridmem
 from benchmarks import catalogue, common
-from chainer_hybridmem.chainer_access.snapshots import snapshot
-from chainer_hybridmem.planners import PLANNERS
+from chainer_hybridmem.planning.planners import PLANNERS
+from chainer_hybridmem.training.chainer_access.snapshots import snapshot
 
 LINK = 150e6  # bytes per second, each way
 OPTIONS: dict[str, dict[str, Any]] = {

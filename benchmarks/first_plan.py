@@ -48,10 +48,10 @@ assert session.statistics()['guided_iterations']
 """
 PLANS = """
 import hashlib, json, time
-from chainer_hybridmem import planners, simulation
+from chainer_hybridmem.planning import planners, simulation
 from chainer_hybridmem.profiles import shipped_profiles
-from chainer_hybridmem.records.library import load_profile
-from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.planning.records.library import load_profile
+from chainer_hybridmem.planning.search.candidates import least_memory
 
 made = {}
 for name in shipped_profiles():

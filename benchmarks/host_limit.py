@@ -23,7 +23,7 @@ from benchmarks import common
 # isort: split
 import numpy as np
 
-from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.planning.records.plan import Action
 from chainer_hybridmem.units import format_bytes, format_seconds, parse_bandwidth
 
 PLANNERS = ('swap-all', 'hybrid')

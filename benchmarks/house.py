@@ -10,7 +10,7 @@ plus the branches of a function (if, loop, except, with an operand of ``and`` an
 ``or``, conditional expression, comprehension), as McCabe counts them. A foreign write
 assigns, from another file, a field that a class of the package declares. Attributes of
 a file's own variables (its thread-local ones) and patches of Chainer's modules
-(``chainer_access/compat``) are none.
+(``training/chainer_access/compat``) are none.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def sources() -> dict[str, str]:
     from chainer.functions.normalization import batch_normalization as bn
     from cupy.cuda import compiler
 
-    from chainer_hybridmem.recompute import cuda_sums, fused_replays
+    from chainer_hybridmem.training.recompute import cuda_sums, fused_replays
 
     found: dict[str, str] = {}
     label = ''

@@ -24,7 +24,8 @@ import time
 from typing import Any
 
 from benchmarks import common
-from chainer_hybridmem.pools import Trace, check_layout, exact, minimalloc, smartpool
+from chainer_hybridmem.lab.pools import minimalloc
+from chainer_hybridmem.planning.layouts import Trace, check_layout, exact, smartpool
 
 REPEATS = 3
 

@@ -34,11 +34,11 @@ import chainer
 import numpy as np
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.pools import exact, from_lifetimes
-from chainer_hybridmem.recording import recorder
-from chainer_hybridmem.session.guides import guide
-from chainer_hybridmem.session.iterations import learning
-from chainer_hybridmem.session.planning import planning
+from chainer_hybridmem.planning.layouts import exact, from_lifetimes
+from chainer_hybridmem.training.recording import recorder
+from chainer_hybridmem.training.session.guides import guide
+from chainer_hybridmem.training.session.iterations import learning
+from chainer_hybridmem.training.session.planning import planning
 
 Row = dict[str, Any]
 

@@ -26,7 +26,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host.device import HostDevice
 
 
 class Small(chainer.Chain):

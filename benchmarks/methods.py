@@ -14,8 +14,8 @@ from typing import Any
 
 import chainer_hybridmem as hybridmem
 from benchmarks import common
-from chainer_hybridmem.planners import DEFAULT, PLANNERS
-from chainer_hybridmem.session.guides.guide import LONGEST_WAIT, TIMING_RUNS
+from chainer_hybridmem.planning.planners import DEFAULT, PLANNERS
+from chainer_hybridmem.training.session.guides.guide import LONGEST_WAIT, TIMING_RUNS
 
 OUT_OF_CORE = [name for name in PLANNERS if name not in ('in-core', 'exact')]
 WARM_UPS = 2  # iterations of plain Chainer

@@ -18,10 +18,15 @@ from typing import Any
 from benchmarks import common, saving
 from chainer_hybridmem.commands import inference, make_parser
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.estimation import SamplePair
-from chainer_hybridmem.pools import Lifetimes, check_layout, exact, forward_trace
-from chainer_hybridmem.pools.replay import replay
-from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.forecasting.estimation import SamplePair
+from chainer_hybridmem.lab.pools.replay import replay
+from chainer_hybridmem.planning.layouts import (
+    Lifetimes,
+    check_layout,
+    exact,
+    forward_trace,
+)
+from chainer_hybridmem.planning.records.profile import Profile
 
 Row = dict[str, Any]
 

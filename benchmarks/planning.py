@@ -20,17 +20,17 @@ import numpy as np
 
 from benchmarks import saving
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records.library import load_profile, write_text
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.records.library import load_profile, write_text
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
 from tests.support import toys
 

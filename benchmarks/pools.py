@@ -22,8 +22,9 @@ from typing import Any
 
 from benchmarks import common, saving
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.pools import (
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
+from chainer_hybridmem.lab.pools.replay import compare, replay
+from chainer_hybridmem.planning.layouts import (
     Trace,
     check_layout,
     exact,
@@ -31,11 +32,10 @@ from chainer_hybridmem.pools import (
     in_core_trace,
     planned_trace,
 )
-from chainer_hybridmem.pools.fitting import fit
-from chainer_hybridmem.pools.replay import compare, replay
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.layouts.fitting import fit
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.search.relaxed import relaxed
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 
 Row = dict[str, Any]
 

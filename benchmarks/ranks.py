@@ -18,15 +18,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import common
-from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.planners import make_plan, plan_ranks, retime
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.search.bound import bound_of_ranks
-from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.simulation.staggered import stagger, synchronous_seconds
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
+from chainer_hybridmem.forecasting.rank_plans import plan_ranks, retime
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.sharing import share_links
+from chainer_hybridmem.planning.search.bound import bound_of_ranks
+from chainer_hybridmem.planning.simulation import Problem, make_problem
+from chainer_hybridmem.planning.simulation.staggered import stagger, synchronous_seconds
 
 Row = dict[str, Any]
 

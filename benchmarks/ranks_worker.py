@@ -21,10 +21,10 @@ import chainermn
 import numpy as np
 
 from benchmarks import deep
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.guides.guide import TIMING_RUNS
-from chainer_hybridmem.session.setting import link_measurement
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.training.session.guides.guide import TIMING_RUNS
+from chainer_hybridmem.training.session.setting import link_measurement
 
 WARM = 20  # iterations until the plan of a session stands, or a second one does
 MEASURED = 12

@@ -22,10 +22,10 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.devices import open_device
-from chainer_hybridmem.recompute import fused_replays
-from chainer_hybridmem.recording.trials import Walker
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.devices import open_device
+from chainer_hybridmem.training.recompute import fused_replays
+from chainer_hybridmem.training.recording.trials import Walker
 
 FORMS = ('forward', 'replay', 'pass')
 

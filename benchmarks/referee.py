@@ -28,10 +28,10 @@ import chainer_hybridmem as hybridmem
 from benchmarks import saving
 from benchmarks.saving import ROOT
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.planners import make_plan, names, needs_options
+from chainer_hybridmem.planning.planners import make_plan, names, needs_options
+from chainer_hybridmem.planning.records.plan_file import serialise_plan
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.profiles import shipped_profiles
-from chainer_hybridmem.records.plan_file import serialise_plan
-from chainer_hybridmem.simulation import make_problem
 
 sys.path.insert(0, os.path.join(ROOT, 'tests'))
 from fuzz.cases import Case, draw

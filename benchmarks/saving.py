@@ -15,7 +15,7 @@ import subprocess
 import sys
 from typing import Any
 
-from chainer_hybridmem.devices.host.device import processor_name
+from chainer_hybridmem.training.devices.host.device import processor_name
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RESULTS = os.path.join(ROOT, 'benchmarks', 'results')

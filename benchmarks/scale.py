@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks import common
 from benchmarks.paper import ito
 from chainer_hybridmem.commands import figures
-from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 

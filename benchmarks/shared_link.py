@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from benchmarks import saving
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host.device import HostDevice
 from chainer_hybridmem.units import parse_bandwidth
 
 Row = dict[str, Any]

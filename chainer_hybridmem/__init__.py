@@ -7,7 +7,7 @@
 
 Importing the package imports neither Chainer nor CuPy; names that need them load
 them when they are first used. If Chainer is imported later, it is made to work
-on current Python and NumPy (:mod:`chainer_hybridmem.chainer_access.compat`).
+on current Python and NumPy (:mod:`chainer_hybridmem.training.chainer_access.compat`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.training.chainer_access import compat
 from chainer_hybridmem.version import __version__ as __version__
 
 compat.install()
@@ -36,23 +36,23 @@ if TYPE_CHECKING:
         UnknownNameError,
         VerificationError,
     )
-    from chainer_hybridmem.planners import make_plan
-    from chainer_hybridmem.profiles import shipped_profiles
-    from chainer_hybridmem.recompute.trust import recomputable
-    from chainer_hybridmem.recording.inference_recorder import record_inference
-    from chainer_hybridmem.records.library import (
+    from chainer_hybridmem.extras.inference_recorder import record_inference
+    from chainer_hybridmem.extras.inference_session import optimize_inference
+    from chainer_hybridmem.extras.memory_profile import profile_memory
+    from chainer_hybridmem.forecasting.batch_estimate import estimate
+    from chainer_hybridmem.forecasting.largest_batch import largest_batch
+    from chainer_hybridmem.planning.planners import make_plan
+    from chainer_hybridmem.planning.records.library import (
         load_plan,
         load_profile,
         load_timeline,
         save,
     )
-    from chainer_hybridmem.session.batch_estimate import estimate
-    from chainer_hybridmem.session.extension import HybridMemory
-    from chainer_hybridmem.session.inference_session import optimize_inference
-    from chainer_hybridmem.session.largest_batch import largest_batch
-    from chainer_hybridmem.session.memory_profile import profile_memory
-    from chainer_hybridmem.session.session import Session, optimize
-    from chainer_hybridmem.simulation import simulate
+    from chainer_hybridmem.planning.simulation import simulate
+    from chainer_hybridmem.profiles import shipped_profiles
+    from chainer_hybridmem.training.recompute.trust import recomputable
+    from chainer_hybridmem.training.session.extension import HybridMemory
+    from chainer_hybridmem.training.session.session import Session, optimize
 
 __all__ = [
     'FormatError',
@@ -89,7 +89,7 @@ __all__ = [
 _HOMES = {
     'FormatError': 'errors',
     'HostFullError': 'errors',
-    'HybridMemory': 'session.extension',
+    'HybridMemory': 'training.session.extension',
     'HybridMemoryError': 'errors',
     'InfeasibleError': 'errors',
     'OptionError': 'errors',
@@ -97,25 +97,25 @@ _HOMES = {
     'PlanError': 'errors',
     'PlannerError': 'errors',
     'ProfileMismatchError': 'errors',
-    'Session': 'session.session',
+    'Session': 'training.session.session',
     'SessionError': 'errors',
     'SwapStoreError': 'errors',
     'UnknownNameError': 'errors',
     'VerificationError': 'errors',
-    'estimate': 'session.batch_estimate',
-    'largest_batch': 'session.largest_batch',
-    'load_plan': 'records.library',
-    'load_profile': 'records.library',
-    'load_timeline': 'records.library',
-    'make_plan': 'planners',
-    'optimize': 'session.session',
-    'optimize_inference': 'session.inference_session',
-    'profile_memory': 'session.memory_profile',
-    'recomputable': 'recompute.trust',
-    'record_inference': 'recording.inference_recorder',
-    'save': 'records.library',
+    'estimate': 'forecasting.batch_estimate',
+    'largest_batch': 'forecasting.largest_batch',
+    'load_plan': 'planning.records.library',
+    'load_profile': 'planning.records.library',
+    'load_timeline': 'planning.records.library',
+    'make_plan': 'planning.planners',
+    'optimize': 'training.session.session',
+    'optimize_inference': 'extras.inference_session',
+    'profile_memory': 'extras.memory_profile',
+    'recomputable': 'training.recompute.trust',
+    'record_inference': 'extras.inference_recorder',
+    'save': 'planning.records.library',
     'shipped_profiles': 'profiles',
-    'simulate': 'simulation',
+    'simulate': 'planning.simulation',
 }
 _NEED_CHAINER = frozenset(
     {'HybridMemory', 'Session', 'optimize', 'profile_memory', 'recomputable'}

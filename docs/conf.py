@@ -42,11 +42,11 @@ nitpick_ignore_regex = [('py:.*', r'(?!chainer_hybridmem).*')]
 nitpick_ignore = [
     ('py:class', f'chainer_hybridmem.{name}')
     for name in (
-        'devices.protocol.Device',
-        'recompute.trust.Kind',
-        'recording.memory_series.Pool',
-        'session.setting.options.Options',
-        'simulation.problem.Problem',
+        'training.devices.protocol.Device',
+        'training.recompute.trust.Kind',
+        'extras.memory_series.Pool',
+        'training.session.setting.options.Options',
+        'planning.simulation.problem.Problem',
     )
 ]
 

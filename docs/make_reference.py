@@ -20,44 +20,45 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import commands, planners, testing
-from chainer_hybridmem.chainer_access.compat import old_names, table
-from chainer_hybridmem.planners import registry
-from chainer_hybridmem.session.setting.options import OPTIONS, USUAL, Options
+from chainer_hybridmem import commands, testing
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.planners import registry
+from chainer_hybridmem.training.chainer_access.compat import old_names, table
+from chainer_hybridmem.training.session.setting.options import OPTIONS, USUAL, Options
 
 FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 COLUMNS = 100
 # Classes of what the public functions return, with their public members.
 RETURNED = (
-    'records.profile.Profile',
-    'records.profile.Operation',
-    'records.profile.Storage',
-    'records.profile.Slot',
-    'records.profile.SlotKind',
-    'records.profile.Phase',
-    'records.profile.Category',
-    'records.profile.Recipe',
-    'records.plan.Plan',
-    'records.plan.MapPlan',
-    'records.plan.Action',
-    'records.plan.Replay',
-    'records.plan.Source',
-    'records.plan.Part',
-    'records.plan.Tier',
-    'records.timeline.Timeline',
-    'records.timeline.Interval',
-    'records.measured_timeline.Measured',
-    'records.measured_timeline.Sample',
-    'records.measured_timeline.MemoryEvent',
-    'execution.verifier.Verdict',
-    'session.iterations.overrun.Needs',
-    'session.inference_session.InferenceSession',
-    'session.batch_estimate.Estimate',
-    'planners.largest_batch.LargestBatch',
-    'planners.largest_batch.Batch',
-    'planners.largest_batch.Refusal',
-    'recording.memory_series.MemoryProfiler',
-    'recording.memory_series.Sample',
+    'planning.records.profile.Profile',
+    'planning.records.profile.Operation',
+    'planning.records.profile.Storage',
+    'planning.records.profile.Slot',
+    'planning.records.profile.SlotKind',
+    'planning.records.profile.Phase',
+    'planning.records.profile.Category',
+    'planning.records.profile.Recipe',
+    'planning.records.plan.Plan',
+    'planning.records.plan.MapPlan',
+    'planning.records.plan.Action',
+    'planning.records.plan.Replay',
+    'planning.records.plan.Source',
+    'planning.records.plan.Part',
+    'planning.records.plan.Tier',
+    'planning.records.timeline.Timeline',
+    'planning.records.timeline.Interval',
+    'planning.records.measured_timeline.Measured',
+    'planning.records.measured_timeline.Sample',
+    'planning.records.measured_timeline.MemoryEvent',
+    'training.execution.verifier.Verdict',
+    'training.session.iterations.overrun.Needs',
+    'extras.inference_session.InferenceSession',
+    'forecasting.batch_estimate.Estimate',
+    'forecasting.batches.LargestBatch',
+    'forecasting.batches.Batch',
+    'forecasting.batches.Refusal',
+    'extras.memory_series.MemoryProfiler',
+    'extras.memory_series.Sample',
 )
 # Comments: readers of the site have no use for it.
 BY_HAND = 'python docs/make_reference.py writes this page from the code; edit that'

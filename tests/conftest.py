@@ -14,14 +14,14 @@ import pytest
 from support import matrices, networks
 
 from chainer_hybridmem import compiling
-from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
-from chainer_hybridmem.records.plan import Tier
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.guides import guide as guides
-from chainer_hybridmem.session.planning import plan_maker
-from chainer_hybridmem.session.setting import link_measurement
+from chainer_hybridmem.planning.records.plan import Tier
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.training.chainer_access import compat
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES
+from chainer_hybridmem.training.session.guides import guide as guides
+from chainer_hybridmem.training.session.planning import plan_maker
+from chainer_hybridmem.training.session.setting import link_measurement
 
 WORKSPACE_BYTES = 1 << 19
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache

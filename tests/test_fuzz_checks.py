@@ -6,12 +6,12 @@ import math
 import os
 from typing import Any
 
-from chainer_hybridmem.devices.host.array_data import bytes_of
-from chainer_hybridmem.devices.host.copies import CopyThread
-from chainer_hybridmem.devices.host.counter import Counter
-from chainer_hybridmem.devices.host.memory import HostMemory
-from chainer_hybridmem.devices.swap_store.store import TieredStore
-from chainer_hybridmem.execution.live_map import LiveMap
+from chainer_hybridmem.training.devices.host.array_data import bytes_of
+from chainer_hybridmem.training.devices.host.copies import CopyThread
+from chainer_hybridmem.training.devices.host.counter import Counter
+from chainer_hybridmem.training.devices.host.memory import HostMemory
+from chainer_hybridmem.training.devices.swap_store.store import TieredStore
+from chainer_hybridmem.training.execution.live_map import LiveMap
 
 # isort: split
 import chainer

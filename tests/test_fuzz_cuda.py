@@ -13,7 +13,7 @@ from fuzz.cases import draw
 from fuzz.checking import check
 from test_fuzz_regressions import assert_drawn_are_exact, assert_kept_is_exact
 
-from chainer_hybridmem.devices.protocol import View
+from chainer_hybridmem.training.devices.protocol import View
 
 pytestmark = pytest.mark.gpu
 SEEDS = range(8)
@@ -49,7 +49,7 @@ def test_drawn_cases_are_exact():
 
 def test_a_wrong_bit_is_found(monkeypatch):
     """What the harness would say about a plan that is executed wrongly."""
-    from chainer_hybridmem.devices.copies import Copies
+    from chainer_hybridmem.training.devices.copies import Copies
 
     swap_in = Copies.swap_in
 

@@ -10,7 +10,7 @@ from fuzz import places
 from fuzz.cases import Case, draw
 from fuzz.checking import Result, check, shrunk
 
-from chainer_hybridmem.execution.live_map import LiveMap
+from chainer_hybridmem.training.execution.live_map import LiveMap
 
 FUZZ = pathlib.Path(__file__).parent / 'fuzz'
 KEPT = FUZZ / 'regressions.jsonl'

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainer_hybridmem.session.guides.guide import Guide, Stage
-from chainer_hybridmem.session.guides.guidebook import (
+from chainer_hybridmem.training.session.guides.guide import Guide, Stage
+from chainer_hybridmem.training.session.guides.guidebook import (
     FEWEST_REPEATS,
     FREE_TRIES,
     ITERATIONS_PER_TRY,

@@ -18,8 +18,8 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem import errors, testing
 
 PURE = (
-    'files', 'units', 'records.profile', 'records.plan', 'records.library',
-    'records.validation', 'simulation', 'planners',
+    'files', 'units', 'planning.records.profile', 'planning.records.plan', 'planning.records.library',
+    'planning.records.validation', 'planning.simulation', 'planning.planners',
 )  # fmt: skip
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.virtual import Conditions, Machine
 
-from chainer_hybridmem.devices.copies import Copies
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.copies import Copies
+from chainer_hybridmem.training.devices.host.device import HostDevice
 
 NBYTES = 1 << 16
 

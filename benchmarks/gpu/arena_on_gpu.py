@@ -4,7 +4,7 @@ Footprint: the least memory that the driver has called free during each iteratio
 against what was free before the model was made; CUDA's own context and libraries are
 loaded before. Allocation: an iteration's mallocs and frees, replayed with CuPy's pool,
 with ours and with the arena; the pool's real size is set beside the model of
-``pools/replay.py``. Losses are compared with those of in-core training, with
+``lab/pools/replay.py``. Losses are compared with those of in-core training, with
 ``cudnn_deterministic``.
 
     python -m benchmarks run gpu.arena_on_gpu [--arch resnet50] [--part 0.5]
@@ -25,10 +25,10 @@ import chainer_hybridmem as hybridmem
 import chainer
 
 from benchmarks import common, saving
-from chainer_hybridmem.devices.cuda.device import CudaDevice
-from chainer_hybridmem.pools import IterationLog, from_log, lay_out
-from chainer_hybridmem.pools.replay import replay as replay_model
-from chainer_hybridmem.recording.allocation_log import AllocationLog
+from chainer_hybridmem.lab.pools.replay import replay as replay_model
+from chainer_hybridmem.planning.layouts import IterationLog, from_log, lay_out
+from chainer_hybridmem.training.devices.cuda.device import CudaDevice
+from chainer_hybridmem.training.recording.allocation_log import AllocationLog
 
 ITERATIONS = 20  # an arena is laid out anew where timing changes the plan
 REPEATS = 9

@@ -63,7 +63,7 @@ def tuned(autotune: bool, workspace_bytes: int | None) -> Iterator[None]:
 
 def cudnn_version() -> int | None:
     """The version that Chainer uses, 92800 for 9.28.0; None if it uses none."""
-    from chainer_hybridmem.chainer_access import compat
+    from chainer_hybridmem.training.chainer_access import compat
 
     cuda = compat.import_chainer().backends.cuda
     return int(cuda.libcudnn.getVersion()) if cuda.cudnn_enabled else None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from chainer_hybridmem.cudnn import constants, convolutions
+from chainer_hybridmem.training.cudnn import constants, convolutions
 
 _KINDS = {
     'forward': 'FWD',

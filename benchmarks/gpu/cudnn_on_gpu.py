@@ -114,7 +114,7 @@ def record_calls() -> set[str]:
 
     Comes before Chainer is imported, which takes some of them by name.
     """
-    from chainer_hybridmem.cudnn.functions import FUNCTIONS
+    from chainer_hybridmem.training.cudnn.functions import FUNCTIONS
 
     called: set[str] = set()
 
@@ -223,7 +223,7 @@ def main(options: argparse.Namespace) -> int:
         return serve(options)
     began, lock = time.monotonic(), threading.Lock()
     from benchmarks.gpu.cudnn_families import FAMILIES
-    from chainer_hybridmem.chainer_access import compat
+    from chainer_hybridmem.training.chainer_access import compat
 
     result = saving.Rows(NAME, agree=None, cudnn=arithmetic.cudnn_version())
     if arithmetic.cudnn_version() is None or compat.cupy_has_cudnn():

@@ -9,8 +9,8 @@ import argparse
 import importlib.util
 
 from benchmarks import saving
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import doctor
+from chainer_hybridmem.training.chainer_access import compat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

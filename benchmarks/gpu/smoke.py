@@ -28,7 +28,7 @@ from chainer import training
 
 from benchmarks import saving
 from chainer_hybridmem.architectures.resnet import ResidualBlock
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.recompute import drawing
 
 ITERATIONS = 14  # the last ones after the plan has been timed
 BATCHSIZE, INSIZE = 24, 112

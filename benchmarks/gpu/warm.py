@@ -12,8 +12,8 @@ import argparse
 import time
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import planners
-from chainer_hybridmem.simulation.problem import make_problem
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.simulation.problem import make_problem
 from tests.support import networks
 
 PLANNERS = ('hybrid', 'swap-all', 'pooch', 'superneurons')

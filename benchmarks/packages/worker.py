@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.training.chainer_access import compat
 
 seen: dict[str, Any] = {'cpu_seconds': [], 'sessions': []}
 optimizers: list[Any] = []
@@ -30,7 +30,7 @@ def watch() -> None:
     import chainer
     import numpy
 
-    from chainer_hybridmem.session.session import Session
+    from chainer_hybridmem.training.session.session import Session
 
     random.seed(0)
     numpy.random.seed(0)
@@ -60,7 +60,7 @@ def watch() -> None:
 
 def note_models() -> None:
     """The bits of all parameters, and the bytes of what never leaves."""
-    from chainer_hybridmem.chainer_access.owners import permanent_arrays
+    from chainer_hybridmem.training.chainer_access.owners import permanent_arrays
 
     digest, permanent = hashlib.sha256(), {}
     for optimizer in optimizers:

@@ -21,13 +21,18 @@ import numpy as np
 
 from benchmarks import common, planning
 from benchmarks.paper import gap
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.hybrid import RIVAL_MAPS
-from chainer_hybridmem.search import local_search
-from chainer_hybridmem.search.annealing import COLD, NO_GROUPS, WARMEST, actions_of
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.search.candidates import number_kinds as kinds_of
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.planners.hybrid import RIVAL_MAPS
+from chainer_hybridmem.planning.search import local_search
+from chainer_hybridmem.planning.search.annealing import (
+    COLD,
+    NO_GROUPS,
+    WARMEST,
+    actions_of,
+)
+from chainer_hybridmem.planning.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planning.search.candidates import number_kinds as kinds_of
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 

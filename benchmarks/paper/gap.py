@@ -21,19 +21,19 @@ import numpy as np
 
 from benchmarks import common, planning, saving
 from benchmarks.paper import ito
-from chainer_hybridmem.estimation import Estimator, load_device_model
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.search.annealing import actions_of
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search.annealing import actions_of
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import Problem, kernel, make_problem
+from chainer_hybridmem.planning.simulation import Problem, kernel, make_problem
 
 Row = dict[str, Any]
 

@@ -23,12 +23,12 @@ from typing import Any
 from benchmarks import common, saving
 from chainer_hybridmem.commands import figures
 from chainer_hybridmem.commands.compare import compare_one
-from chainer_hybridmem.estimation import (
+from chainer_hybridmem.forecasting.estimation import (
     Estimator,
     load_device_model,
 )
-from chainer_hybridmem.planners import PLANNERS, check_name
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.planners import PLANNERS, check_name
+from chainer_hybridmem.planning.simulation import make_problem
 
 Row = dict[str, Any]
 

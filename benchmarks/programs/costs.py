@@ -26,10 +26,10 @@ from typing import Any
 import chainer_hybridmem as hybridmem
 from benchmarks import common, saving
 from benchmarks.programs import programs
-from chainer_hybridmem.execution.evictor import Evictor, Prefetcher
-from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.execution.replayer import Restorer
-from chainer_hybridmem.session.iterations.loop import Loop
+from chainer_hybridmem.training.execution.evictor import Evictor, Prefetcher
+from chainer_hybridmem.training.execution.live_map import LiveMap
+from chainer_hybridmem.training.execution.replayer import Restorer
+from chainer_hybridmem.training.session.iterations.loop import Loop
 
 DEFAULT = ('ptb', 'seq2seq', 'sentiment')
 LIMITS = ('200 %', '75 %', '60 %')

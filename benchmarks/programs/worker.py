@@ -21,8 +21,8 @@ import chainer_hybridmem as hybridmem
 
 # isort: split
 from benchmarks.programs import models, programs
-from chainer_hybridmem.chainer_access.owners import permanent_arrays
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.chainer_access.owners import permanent_arrays
+from chainer_hybridmem.training.devices.host.device import HostDevice
 
 SHARES = {'75 %': 0.75, '60 %': 0.6}  # of what can move, above the smallest limit
 ROOMY = '200 %'  # of the plain peak

@@ -28,10 +28,10 @@ from typing import Any
 
 from benchmarks import combined, common, pools, saving
 from chainer_hybridmem import InfeasibleError, make_plan
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 

@@ -20,11 +20,11 @@ from benchmarks import common, saving
 from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.commands import compare, figures
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.planners import DEFAULT, names
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.planners import DEFAULT, names
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.reporting import comparison
 from chainer_hybridmem.reporting.comparison import summary
-from chainer_hybridmem.simulation import make_problem
 
 Row = dict[str, Any]
 

@@ -23,10 +23,10 @@ from typing import Any
 
 from benchmarks import common, saving
 from chainer_hybridmem.commands.compare import compare_one
-from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.planners import names
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
+from chainer_hybridmem.planning.planners import names
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 Row = dict[str, Any]
 

@@ -30,9 +30,12 @@ from typing import Any, NamedTuple
 from benchmarks import common
 from chainer_hybridmem import architectures, profiles
 from chainer_hybridmem.commands import recording, samples
-from chainer_hybridmem.estimation import Estimator, load_device_model
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
 
 HOST_BANDWIDTH = 72e6
 DIGITS = 6

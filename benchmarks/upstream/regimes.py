@@ -17,19 +17,19 @@ from typing import Any
 
 import chainer
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.devices.cuda.device import CudaDevice
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.protocol import Device
-from chainer_hybridmem.execution import Executor
-from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.execution.table import ActionTable
-from chainer_hybridmem.execution.verifier import Followed, Verifier
-from chainer_hybridmem.recompute import fused_replays, trust
-from chainer_hybridmem.recording import trials
-from chainer_hybridmem.recording.trials import Walker, try_fused, try_replay
-from chainer_hybridmem.records.plan import Replay
-from chainer_hybridmem.records.profile import Recipe, Slot, SlotKind
+from chainer_hybridmem.planning.records.plan import Replay
+from chainer_hybridmem.planning.records.profile import Recipe, Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.devices.cuda.device import CudaDevice
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.protocol import Device
+from chainer_hybridmem.training.execution import Executor
+from chainer_hybridmem.training.execution.live_map import LiveMap, State
+from chainer_hybridmem.training.execution.table import ActionTable
+from chainer_hybridmem.training.execution.verifier import Followed, Verifier
+from chainer_hybridmem.training.recompute import fused_replays, trust
+from chainer_hybridmem.training.recording import trials
+from chainer_hybridmem.training.recording.trials import Walker, try_fused, try_replay
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'tests'))
 

@@ -23,7 +23,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from benchmarks.upstream import regimes
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.recompute import drawing
 
 sys.modules.setdefault('mock', unittest.mock)  # the package of that name, by today's
 UNWANTED = ('ideep', 'chainerx', 'slow', 'theano')

@@ -15,7 +15,7 @@ from chainer_hybridmem import files, version
 from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import FormatError, OptionError
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.tables import table
 from chainer_hybridmem.terminal import printable
 
@@ -87,7 +87,7 @@ class ArenaCommand(base.Command):
 
 
 def _run(args: argparse.Namespace) -> int:
-    from chainer_hybridmem.contest import cells, instances, page
+    from chainer_hybridmem.lab.contest import cells, instances, page
 
     entrants = list(dict.fromkeys(args.entrant or ENTRANTS))
     instances.missing(instances.load_catalogue(), args.paths)
@@ -139,7 +139,7 @@ def _told(args: argparse.Namespace) -> list[str]:
 
 
 def _environment() -> dict[str, Any]:
-    from chainer_hybridmem.devices.host.device import processor_name
+    from chainer_hybridmem.training.devices.host.device import processor_name
 
     return {
         'package': version.describe(),
@@ -151,7 +151,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from chainer_hybridmem.contest import instances
+    from chainer_hybridmem.lab.contest import instances
 
     catalogue = instances.load_catalogue()
     lacking = instances.missing(catalogue, args.paths)
@@ -172,7 +172,7 @@ def _fetch(args: argparse.Namespace) -> int:
 
 
 def _page(args: argparse.Namespace) -> int:
-    from chainer_hybridmem.contest import page
+    from chainer_hybridmem.lab.contest import page
 
     if len(args.paths) != 1 or args.output is None:
         raise OptionError('A page is made of one file: arena page RESULTS -o FILE.')

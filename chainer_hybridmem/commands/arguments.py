@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.reporting.rows import in_core_row
-from chainer_hybridmem.session.setting.options import FOLDER, OPTIONS
+from chainer_hybridmem.training.session.setting.options import FOLDER, OPTIONS
 from chainer_hybridmem.units import (
     AUTO,
     FREE,
@@ -22,8 +22,8 @@ from chainer_hybridmem.units import (
 )
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.records.profile import Profile
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.planning.records.profile import Profile
+    from chainer_hybridmem.planning.simulation import Problem
 
 
 # -- values: text of the command line, turned into what it means ----------------
@@ -61,7 +61,7 @@ def reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
 @reader
 def ranks(text: str) -> int:
     """Turns an argument into a number of processes on one link."""
-    from chainer_hybridmem.records.sharing import check_ranks
+    from chainer_hybridmem.planning.records.sharing import check_ranks
 
     return check_ranks(positive(text), 'it')
 
@@ -302,7 +302,7 @@ def check_copies(args: argparse.Namespace) -> None:
     host_limit = told.pop('host_limit')
     if host_limit is None and not any(told.values()):
         return
-    from chainer_hybridmem.devices import host_limit_bytes, open_device
+    from chainer_hybridmem.training.devices import host_limit_bytes, open_device
 
     most_bytes = host_limit_bytes(host_limit, args.swap_dir)
     open_device('cpu', FEWEST_BYTES, host_limit_bytes=most_bytes, **told).close()
@@ -372,8 +372,8 @@ def problem_of(args: argparse.Namespace, profile: Profile) -> Problem:
     Raises:
         OptionError: If a rule names nothing.
     """
-    from chainer_hybridmem.records.sharing import share_links
-    from chainer_hybridmem.simulation import make_problem
+    from chainer_hybridmem.planning.records.sharing import share_links
+    from chainer_hybridmem.planning.simulation import make_problem
 
     return make_problem(
         share_links(profile, args.shared_by),
@@ -394,7 +394,7 @@ def planner_of(args: argparse.Namespace, usual: str | None = None) -> str:
     Raises:
         UnknownNameError: If there is none with this name.
     """
-    from chainer_hybridmem.planners import DEFAULT, check_name
+    from chainer_hybridmem.planning.planners import DEFAULT, check_name
 
     named = args.planner
     return check_name((usual or DEFAULT) if named is None else named)

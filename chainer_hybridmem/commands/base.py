@@ -9,8 +9,8 @@ from __future__ import annotations
 import abc
 import argparse
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.training.chainer_access import compat
 
 
 class Command(abc.ABC):

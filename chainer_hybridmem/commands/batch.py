@@ -16,14 +16,14 @@ from chainer_hybridmem.commands import (
     programs,
 )
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.rows import times_rows
 from chainer_hybridmem.reporting.tables import Column, figures_table, named_values
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.planners.largest_batch import Batch, LargestBatch, Refusal
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.forecasting.batches import Batch, LargestBatch, Refusal
+    from chainer_hybridmem.planning.simulation import Problem
 
 COLUMNS = (
     Column('', 'name'),
@@ -66,9 +66,9 @@ class BatchCommand(base.Command):
         estimating.add_model(parser, in_parts=True)
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.estimation import MOST_PICTURES
-        from chainer_hybridmem.planners.largest_batch import find_largest_batch
-        from chainer_hybridmem.simulation.problem import with_host_limit
+        from chainer_hybridmem.forecasting.batches import find_largest_batch
+        from chainer_hybridmem.forecasting.estimation import MOST_PICTURES
+        from chainer_hybridmem.planning.simulation.problem import with_host_limit
 
         planner = arguments.planner_of(args)
         for other in (args.output, args.json):

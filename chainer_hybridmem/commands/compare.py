@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, InfeasibleError, OptionError
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.profiles import shipped_profiles
-from chainer_hybridmem.records import library
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.comparison import (
     comparison,
@@ -24,7 +24,7 @@ from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.planning.simulation import Problem
 
 
 FEWEST_LIMITS = 2
@@ -187,7 +187,12 @@ def choose_planners(named: Sequence[str] | None, everyone: bool = False) -> list
     Raises:
         UnknownNameError: If there is no such planner.
     """
-    from chainer_hybridmem.planners import PLANNERS, check_name, names, needs_options
+    from chainer_hybridmem.planning.planners import (
+        PLANNERS,
+        check_name,
+        names,
+        needs_options,
+    )
 
     if named:
         return [check_name(name) for name in dict.fromkeys(named)]
@@ -199,7 +204,7 @@ def choose_limits(
     problem: Problem, named: Sequence[arguments.Limit] | None, sweep: int | None
 ) -> list[arguments.Limit]:
     """The limits that are named, and those of a sweep; none of them twice."""
-    from chainer_hybridmem.search.candidates import least_memory
+    from chainer_hybridmem.planning.search.candidates import least_memory
 
     limits = list(named or ())
     if sweep is not None:
@@ -220,7 +225,7 @@ def budgets(
     Raises:
         OptionError: If none of them has one, but ``--time-budget`` is given.
     """
-    from chainer_hybridmem.planners import check_options
+    from chainer_hybridmem.planning.planners import check_options
 
     found = {name: _own_budget(name) for name in planners if _has_budget(name)}
     if seconds is not None and not found:
@@ -233,7 +238,7 @@ def budgets(
 
 
 def _has_budget(planner: str) -> bool:
-    from chainer_hybridmem.planners import options_of
+    from chainer_hybridmem.planning.planners import options_of
 
     try:
         return 'time_budget' in options_of(planner)
@@ -243,7 +248,7 @@ def _has_budget(planner: str) -> bool:
 
 def _own_budget(planner: str) -> float | None:
     """Seconds that it searches for by itself; None if steps end its search."""
-    from chainer_hybridmem.planners import find_planner
+    from chainer_hybridmem.planning.planners import find_planner
 
     own = find_planner(planner).defaults['time_budget']
     return own if isinstance(own, int | float) else None
@@ -273,7 +278,7 @@ def compare_one(
 ) -> dict[str, Any]:
     """Figures of one planner, whether it fits or not."""
     from chainer_hybridmem.commands import figures
-    from chainer_hybridmem.planners import make_plan
+    from chainer_hybridmem.planning.planners import make_plan
 
     try:
         plan = make_plan(problem, limit_bytes, planner, **(options or {}))
@@ -292,7 +297,7 @@ def draw(
     marked: dict[str, list[int]],
 ) -> None:
     """Draws the comparison to a file."""
-    from chainer_hybridmem.planners import DEFAULT, names
+    from chainer_hybridmem.planning.planners import DEFAULT, names
 
     peaks = {name: problem.whole_bytes for name, problem in problems.items()}
     draw_comparison(rows, path, peaks, names(), DEFAULT, marked)
@@ -337,7 +342,7 @@ def list_shipped() -> list[dict[str, Any]]:
 
 
 def _shipped_figures(name: str) -> dict[str, Any]:
-    from chainer_hybridmem.simulation import make_problem
+    from chainer_hybridmem.planning.simulation import make_problem
 
     problem = make_problem(library.load_profile(name))
     return {

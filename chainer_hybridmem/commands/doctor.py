@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, base, machine, outputs, repair
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.reporting.tables import named_values
+from chainer_hybridmem.training.chainer_access import compat
 from chainer_hybridmem.units import format_bytes, format_count, format_seconds
 from chainer_hybridmem.version import describe_installation
 
@@ -55,7 +55,13 @@ def libraries_hint() -> str:
 
 _CONVOLVED = (2, 8, 6, 6), (4, 8, 3, 3)
 # Where functions are compiled for types that are known before.
-WITH_COMPILED = ('devices.host', 'planners', 'pools', 'search', 'simulation')
+WITH_COMPILED = (
+    'training.devices.host',
+    'planning.planners',
+    'planning.layouts',
+    'planning.search',
+    'planning.simulation',
+)
 
 
 class Status(enum.Enum):
@@ -182,7 +188,7 @@ def count_memory() -> str:
     """Lets the NumPy memory handler count one allocation and refuse another."""
     import numpy
 
-    from chainer_hybridmem.devices.host.device import HostDevice
+    from chainer_hybridmem.training.devices.host.device import HostDevice
 
     limit_bytes, nbytes = 2**24, 2**20
     device = HostDevice(limit_bytes)

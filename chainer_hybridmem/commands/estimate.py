@@ -16,8 +16,8 @@ from chainer_hybridmem.commands import (
     programs,
 )
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.rules import RuleCost
 from chainer_hybridmem.reporting.comparison import PREDICTED, with_reason
 from chainer_hybridmem.reporting.rows import (
     in_core_row,
@@ -36,10 +36,13 @@ from chainer_hybridmem.units import format_bytes, format_gap, format_seconds
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.estimation import Estimator
-    from chainer_hybridmem.estimation.algorithms import Algorithm, Algorithms
-    from chainer_hybridmem.records.profile import Profile
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.forecasting.estimation import Estimator
+    from chainer_hybridmem.forecasting.estimation.algorithms import (
+        Algorithm,
+        Algorithms,
+    )
+    from chainer_hybridmem.planning.records.profile import Profile
+    from chainer_hybridmem.planning.simulation import Problem
 
 
 COLUMNS = (
@@ -85,8 +88,8 @@ class EstimateCommand(base.Command):
         estimating.add_model(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.estimation import check_batchsize
-        from chainer_hybridmem.simulation.problem import with_host_limit
+        from chainer_hybridmem.forecasting.estimation import check_batchsize
+        from chainer_hybridmem.planning.simulation.problem import with_host_limit
 
         planner = arguments.planner_of(args)
         args = node_table.resolve(args)
@@ -154,7 +157,7 @@ class EstimateCommand(base.Command):
 
 def _check_algorithms(args: argparse.Namespace) -> None:
     """Refuses --algorithms where there is no choice, before anything is recorded."""
-    from chainer_hybridmem.estimation import (
+    from chainer_hybridmem.forecasting.estimation import (
         check_algorithms,
         load_device_model,
         ways,
@@ -254,8 +257,8 @@ def add_largest_batches(
     progress: Progress,
 ) -> None:
     """Adds the largest batch size for which each planner finds a plan; 0 for none."""
-    from chainer_hybridmem.estimation import MOST_PICTURES
-    from chainer_hybridmem.planners.largest_batch import find_largest_batch
+    from chainer_hybridmem.forecasting.batches import find_largest_batch
+    from chainer_hybridmem.forecasting.estimation import MOST_PICTURES
 
     def try_batch(batchsize: int) -> Problem:
         progress.detail(f'looking for the largest batch: batch size {batchsize}')
@@ -341,9 +344,9 @@ def decide(
     Raises:
         OptionError: If the device leaves no choice.
     """
-    from chainer_hybridmem.planners import make_plan
-    from chainer_hybridmem.planners.algorithm_choices import choose_algorithms
-    from chainer_hybridmem.search.bound import lower_bound
+    from chainer_hybridmem.forecasting.algorithm_choices import choose_algorithms
+    from chainer_hybridmem.planning.planners import make_plan
+    from chainer_hybridmem.planning.search.bound import lower_bound
 
     algorithms = estimator.algorithms(batchsize)
 

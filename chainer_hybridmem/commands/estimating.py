@@ -15,7 +15,7 @@ from chainer_hybridmem.terminal import printable
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.estimation import Estimator, StepEstimator
+    from chainer_hybridmem.forecasting.estimation import Estimator, StepEstimator
 
 STUDIES = 'for research'  # heading of options that most users leave alone
 PLANS = 'another network or plan'
@@ -34,7 +34,7 @@ def add_device(group: Any, limit: Any = arguments.Limit) -> None:
         group: Group of the parser's arguments.
         limit: As for :func:`arguments.add_limit`.
     """
-    from chainer_hybridmem.estimation import model_names
+    from chainer_hybridmem.forecasting.estimation import model_names
 
     group.add_argument(
         '--gpu',
@@ -159,7 +159,11 @@ def obtain(
         HybridMemoryError: If the network cannot be recorded.
     """
     from chainer_hybridmem.commands import samples
-    from chainer_hybridmem.estimation import StepEstimator, load_device_model, ways
+    from chainer_hybridmem.forecasting.estimation import (
+        StepEstimator,
+        load_device_model,
+        ways,
+    )
 
     model = load_device_model(args.gpu) if args.gpu is not None else None
     device = args.record_on or ('auto' if model is None else 'cpu')
@@ -239,7 +243,7 @@ def device_bytes(estimator: Estimator) -> int:
         return estimator.model.memory_bytes
     device = estimator.samples.large.device
     if _is_of_cpu(estimator):
-        from chainer_hybridmem.devices.ram import total_ram
+        from chainer_hybridmem.training.devices.ram import total_ram
 
         return total_ram()
     total = device.get('total_bytes')

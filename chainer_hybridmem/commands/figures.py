@@ -9,13 +9,13 @@ import dataclasses
 from collections import Counter
 from typing import Any
 
-from chainer_hybridmem.planners.make import price_rules
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.profile import Category, Phase, Profile
-from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.planners.make import price_rules
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.profile import Category, Phase, Profile
+from chainer_hybridmem.planning.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.search.candidates import SWAP, Search
+from chainer_hybridmem.planning.simulation import Problem
 from chainer_hybridmem.reporting.page import figures
-from chainer_hybridmem.search.candidates import SWAP, Search
-from chainer_hybridmem.simulation import Problem
 
 LARGEST_LIMIT_BYTES = 2**62
 LONGEST_STALLS = 5  # that are listed

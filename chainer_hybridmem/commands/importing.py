@@ -6,7 +6,7 @@ import argparse
 
 from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.profile import values
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.tables import named_values
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import parse_bandwidth
@@ -25,7 +25,7 @@ class ImportCommand(base.Command):
     help = 'make a profile of a file of another program'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        from chainer_hybridmem.importing import KINDS
+        from chainer_hybridmem.lab.importing import KINDS
 
         parser.add_argument(
             'kind',
@@ -52,9 +52,9 @@ class ImportCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.commands import figures
-        from chainer_hybridmem.importing import import_profile
-        from chainer_hybridmem.records.profile import Link
-        from chainer_hybridmem.simulation import make_problem
+        from chainer_hybridmem.lab.importing import import_profile
+        from chainer_hybridmem.planning.records.profile import Link
+        from chainer_hybridmem.planning.simulation import make_problem
 
         outputs.check_outputs(args.output, args.json, (args.file, args.times))
         link = Link(LATENCY_SECONDS, args.link, args.link)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import arguments, base, layout, outputs, programs
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.tables import (
     Column,
     figures_table,
@@ -19,10 +19,10 @@ from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.programs import Program
-    from chainer_hybridmem.estimation import SamplePair
-    from chainer_hybridmem.pools import Trace
-    from chainer_hybridmem.pools.replay import Replay
-    from chainer_hybridmem.records.profile import Profile
+    from chainer_hybridmem.forecasting.estimation import SamplePair
+    from chainer_hybridmem.lab.pools.replay import Replay
+    from chainer_hybridmem.planning.layouts import Trace
+    from chainer_hybridmem.planning.records.profile import Profile
 
 LIFETIMES = ('run', 'last-use', 'in-place')
 COLUMNS = (
@@ -72,15 +72,14 @@ class InferenceCommand(base.Command):
         programs.add(parser, batch=True)
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.estimation import check_batchsize
-        from chainer_hybridmem.pools import (
-            Lifetimes,
-            catalogue,
-            forward_trace,
-            minimalloc,
+        from chainer_hybridmem.forecasting.estimation import check_batchsize
+        from chainer_hybridmem.lab.pools import catalogue, minimalloc
+        from chainer_hybridmem.lab.pools.replay import recommend
+        from chainer_hybridmem.planning.layouts import Lifetimes, forward_trace
+        from chainer_hybridmem.planning.layouts.layout import (
+            CUDA_ALIGNMENT,
+            check_alignment,
         )
-        from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, check_alignment
-        from chainer_hybridmem.pools.replay import recommend
 
         outputs.check_outputs(args.output, args.json)
         program = programs.find(args, record_on=None)
@@ -144,7 +143,7 @@ def record(
 
 def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:
     """The forward pass at any batch size, convolving as named."""
-    from chainer_hybridmem.estimation import lower_to_cudnn
+    from chainer_hybridmem.forecasting.estimation import lower_to_cudnn
 
     profile = pair.at(batchsize)
     return lower_to_cudnn(profile) if convolution == 'cudnn' else profile
@@ -152,13 +151,13 @@ def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:
 
 def summarise(profile: Profile) -> dict[str, Any]:
     """Bytes of all blobs, and the most bytes at once, as plain values."""
-    from chainer_hybridmem.pools import (
+    from chainer_hybridmem.lab.pools.replay import replay
+    from chainer_hybridmem.planning.layouts import (
         Lifetimes,
         blob_bytes,
         forward_trace,
         parameter_bytes,
     )
-    from chainer_hybridmem.pools.replay import replay
 
     total = blob_bytes(profile)
     rows = []

@@ -17,15 +17,15 @@ from chainer_hybridmem.commands import (
 )
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import FormatError, OptionError, PlanError
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.pools import Layout, Trace
-    from chainer_hybridmem.pools.replay import Replay
-    from chainer_hybridmem.records.profile import Profile
+    from chainer_hybridmem.lab.pools.replay import Replay
+    from chainer_hybridmem.planning.layouts import Layout, Trace
+    from chainer_hybridmem.planning.records.profile import Profile
 
 COLUMNS = (
     Column('pool', 'pool'),
@@ -68,9 +68,9 @@ class LayoutCommand(base.Command):
         arguments.add_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.pools import catalogue, minimalloc
-        from chainer_hybridmem.pools.layout import check_alignment
-        from chainer_hybridmem.pools.replay import recommend
+        from chainer_hybridmem.lab.pools import catalogue, minimalloc
+        from chainer_hybridmem.lab.pools.replay import recommend
+        from chainer_hybridmem.planning.layouts.layout import check_alignment
 
         outputs.check_outputs(args.output, args.json, (args.iteration, args.plan))
         if args.alignment is not None:
@@ -135,7 +135,7 @@ def load_trace(path: str, plan_path: str | None) -> tuple[Trace, int]:
             the offsets of a CSV file are not a layout.
         OptionError: If a CSV file is to follow a plan.
     """
-    from chainer_hybridmem.pools import in_core_trace
+    from chainer_hybridmem.planning.layouts import in_core_trace
 
     if path.lower().endswith('.csv'):
         if plan_path is not None:
@@ -156,7 +156,7 @@ def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
     Raises:
         FormatError: If the plan is not one for this profile.
     """
-    from chainer_hybridmem.pools import planned_trace
+    from chainer_hybridmem.planning.layouts import planned_trace
 
     plan = library.load_plan(plan_path)
     planned_iteration.check_plan(profile, plan, plan_path, path)
@@ -170,8 +170,9 @@ def load_csv(path: str) -> Trace:
     Raises:
         FormatError: If it cannot be read, or buffers overlap.
     """
-    from chainer_hybridmem.pools import check_layout, minimalloc
-    from chainer_hybridmem.pools.offline import given
+    from chainer_hybridmem.lab.pools import minimalloc
+    from chainer_hybridmem.planning.layouts import check_layout
+    from chainer_hybridmem.planning.layouts.offline import given
 
     text = files.read_text(path)
     with files.named(path):
@@ -186,7 +187,7 @@ def load_csv(path: str) -> Trace:
 
 def device_alignment(profile: Profile) -> int:
     """What the memory of the profile's device is aligned to, in bytes."""
-    from chainer_hybridmem.pools.layout import CUDA_ALIGNMENT, HOST_ALIGNMENT
+    from chainer_hybridmem.planning.layouts.layout import CUDA_ALIGNMENT, HOST_ALIGNMENT
 
     return HOST_ALIGNMENT if profile.device.get('kind') == 'host' else CUDA_ALIGNMENT
 
@@ -206,7 +207,7 @@ def replay_pools(
         UnknownNameError: If there is no such pool.
         OptionError: If the alignment is not a power of two.
     """
-    from chainer_hybridmem.pools.replay import compare
+    from chainer_hybridmem.lab.pools.replay import compare
 
     replays = []
     with Progress(len(names), sys.stderr) as progress:
@@ -218,7 +219,7 @@ def replay_pools(
 
 def smallest_layout(trace: Trace, replays: Sequence[Replay], alignment: int) -> Layout:
     """The smallest of the offline layouts; made if none was to be compared."""
-    from chainer_hybridmem.pools import exact
+    from chainer_hybridmem.planning.layouts import exact
 
     layouts = [r.layout for r in replays if r.layout is not None]
     if not layouts:
@@ -230,7 +231,7 @@ def layout_within(
     trace: Trace, replays: Sequence[Replay], alignment: int, capacity: int
 ) -> Layout:
     """The smallest layout, searched at a capacity unless one fits, or none can."""
-    from chainer_hybridmem.pools import exact
+    from chainer_hybridmem.planning.layouts import exact
 
     layout = smallest_layout(trace, replays, alignment)
     if layout.bound_bytes <= capacity < layout.footprint_bytes:
@@ -301,7 +302,7 @@ def comparison(
 
 
 def _advice(best: Replay, replays: Sequence[Replay]) -> str:
-    from chainer_hybridmem.pools.replay import recommend
+    from chainer_hybridmem.lab.pools.replay import recommend
 
     calls = best.warm_device_calls
     advice = (

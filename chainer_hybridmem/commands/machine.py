@@ -10,8 +10,8 @@ import shutil
 from typing import Any
 
 from chainer_hybridmem import version
-from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.cudnn import functions
+from chainer_hybridmem.training.chainer_access import compat
+from chainer_hybridmem.training.cudnn import functions
 from chainer_hybridmem.units import format_count
 
 ABSENT = 'not installed'

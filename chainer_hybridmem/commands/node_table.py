@@ -15,9 +15,9 @@ from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.estimation import Node
-    from chainer_hybridmem.planners.ranks import RankPlans
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.forecasting.estimation import Node
+    from chainer_hybridmem.forecasting.rank_plans import RankPlans
+    from chainer_hybridmem.planning.simulation import Problem
 
 COLUMNS = (
     Column('GPUs', 'gpus'),
@@ -38,7 +38,7 @@ EXTRA_COLUMNS = (
 
 def add(group: Any) -> None:
     """Adds the options that ask about several GPUs."""
-    from chainer_hybridmem.estimation import node_names
+    from chainer_hybridmem.forecasting.estimation import node_names
 
     group.add_argument(
         '--ranks',
@@ -101,7 +101,7 @@ def resolve(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _find_node(args: argparse.Namespace) -> Node | None:
-    from chainer_hybridmem.estimation import load_node
+    from chainer_hybridmem.forecasting.estimation import load_node
 
     return None if args.node is None else load_node(args.node)
 
@@ -128,10 +128,10 @@ def summarise(
         args: Of :func:`resolve`.
         progress: Is told what is planned.
     """
-    from chainer_hybridmem.estimation import with_all_reduce
-    from chainer_hybridmem.planners import plan_ranks
-    from chainer_hybridmem.records.sharing import share_links
-    from chainer_hybridmem.simulation.problem import with_profile
+    from chainer_hybridmem.forecasting.estimation import with_all_reduce
+    from chainer_hybridmem.forecasting.rank_plans import plan_ranks
+    from chainer_hybridmem.planning.records.sharing import share_links
+    from chainer_hybridmem.planning.simulation.problem import with_profile
 
     node = _find_node(args)
     summed = args.all_reduce and not (node is not None and node.nvlink)
@@ -161,8 +161,11 @@ def summarise(
 def _row(
     problem: Problem, gpus: int, shared: int, plans: RankPlans, summed: bool
 ) -> dict[str, Any]:
-    from chainer_hybridmem.estimation import all_reduce_bytes, all_reduce_seconds
-    from chainer_hybridmem.planners import retime
+    from chainer_hybridmem.forecasting.estimation import (
+        all_reduce_bytes,
+        all_reduce_seconds,
+    )
+    from chainer_hybridmem.forecasting.rank_plans import retime
 
     best = retime(problem, plans.best[shared])
     alone = retime(problem, plans.made.get(1, plans.best[1]))
@@ -191,9 +194,9 @@ def _row(
 def _half_apart(
     problem: Problem, shared: int, plans: RankPlans, limit_bytes: int
 ) -> dict[str, Any]:
-    from chainer_hybridmem.search.bound import bound_of_ranks
-    from chainer_hybridmem.simulation.problem import with_parts
-    from chainer_hybridmem.simulation.staggered import stagger
+    from chainer_hybridmem.planning.search.bound import bound_of_ranks
+    from chainer_hybridmem.planning.simulation.problem import with_parts
+    from chainer_hybridmem.planning.simulation.staggered import stagger
 
     found = []
     for plan in plans.best.values():

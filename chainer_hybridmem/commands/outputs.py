@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_count
 

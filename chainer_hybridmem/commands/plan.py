@@ -14,8 +14,8 @@ from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.compiling import LEAST_SECONDS
 from chainer_hybridmem.errors import FormatError, OptionError
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.rules import RuleCost
 from chainer_hybridmem.reporting.rows import (
     ACTIONS,
     IN_PARTS,
@@ -32,8 +32,8 @@ from chainer_hybridmem.units import (
 )
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.records.plan import Plan
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.planning.records.plan import Plan
+    from chainer_hybridmem.planning.simulation import Problem
 
 
 class PlanCommand(base.Command):
@@ -71,7 +71,7 @@ class PlanCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.commands import figures
         from chainer_hybridmem.jit import compiling_seconds
-        from chainer_hybridmem.planners import (
+        from chainer_hybridmem.planning.planners import (
             check_options,
             make_plan,
             needs_options,
@@ -130,7 +130,7 @@ def option(text: str) -> tuple[str, str]:
 
 def read_options(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Options as the numbers that they look like; the planner checks the rest."""
-    from chainer_hybridmem.search.planner_options import read_value
+    from chainer_hybridmem.planning.search.planner_options import read_value
 
     return {key: read_value(text) for key, text in pairs}
 
@@ -138,8 +138,8 @@ def read_options(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def summarise(problem: Any, plan: Any) -> dict[str, Any]:
     """Everything that ``hybridmem plan`` tells, as plain values."""
     from chainer_hybridmem.commands import figures
-    from chainer_hybridmem.records.plan import Action
-    from chainer_hybridmem.simulation import simulate
+    from chainer_hybridmem.planning.records.plan import Action
+    from chainer_hybridmem.planning.simulation import simulate
 
     storages = problem.profile.storages
     crossing = sum(
@@ -248,7 +248,7 @@ def read_actions(path: str) -> dict[str, str]:
 
 def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
     """The figures of each feature map, in order of production, then of each source."""
-    from chainer_hybridmem.records.plan import FOR_REPLAYS, Action
+    from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, Action
 
     rows = [
         (storage, bool(recomputable), entry.action.value, entry.tier.value)

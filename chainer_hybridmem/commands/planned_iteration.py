@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from chainer_hybridmem.errors import FormatError, PlanError
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.records.measured_timeline import Measured
-    from chainer_hybridmem.records.plan import Plan
-    from chainer_hybridmem.records.profile import Profile
-    from chainer_hybridmem.records.timeline import Timeline
+    from chainer_hybridmem.planning.records.measured_timeline import Measured
+    from chainer_hybridmem.planning.records.plan import Plan
+    from chainer_hybridmem.planning.records.profile import Profile
+    from chainer_hybridmem.planning.records.timeline import Timeline
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def load_iteration(
     Raises:
         FormatError: If one cannot be read, or they do not belong together.
     """
-    from chainer_hybridmem.simulation import simulate
+    from chainer_hybridmem.planning.simulation import simulate
 
     profile, plan = library.load_profile(args.profile), library.load_plan(args.plan)
     with belonging(args.plan, args.profile):
@@ -58,7 +58,7 @@ def check_plan(profile: Profile, plan: Plan, path: str, profile_path: str) -> No
     Raises:
         FormatError: If it is not a plan for the profile, naming both files.
     """
-    from chainer_hybridmem.simulation import simulate
+    from chainer_hybridmem.planning.simulation import simulate
 
     with belonging(path, profile_path):
         simulate(profile, plan)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chainer_hybridmem.commands import arguments, base, outputs, programs
 from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.rows import ALL_REDUCE, in_core_row, sharing_rows
 from chainer_hybridmem.reporting.tables import named_values, told
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.simulation import Problem
+    from chainer_hybridmem.planning.simulation import Problem
 
 ITERATIONS = 10
 
@@ -104,7 +104,7 @@ def _record_program(args: argparse.Namespace, program: programs.Program) -> Reco
     )
     problem, note = recorded.find_largest(), programs.describe_kinds(recorded)
     if plain_bytes is not None:
-        from chainer_hybridmem.simulation.problem import with_plain_peak
+        from chainer_hybridmem.planning.simulation.problem import with_plain_peak
 
         older_bytes = plain_bytes - problem.in_core_peak_bytes
         problem = with_plain_peak(problem, plain_bytes)

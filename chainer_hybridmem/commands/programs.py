@@ -1,7 +1,7 @@
 """Programs that commands ask about: each runs in a process of its own.
 
 The child runs the program as ``hybridmem run`` does, with a watcher
-(``session/watchers.py``) that ends it once it knows enough. What the program prints
+(``running/watchers.py``) that ends it once it knows enough. What the program prints
 goes to standard error: standard output has the answer.
 """
 
@@ -19,17 +19,17 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, run
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
-from chainer_hybridmem.session import starting
+from chainer_hybridmem.running import starting
+from chainer_hybridmem.training.chainer_access import compat
 from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.estimation import Kind, SamplePair
-    from chainer_hybridmem.session.step_recorder import RecordedProgram
-    from chainer_hybridmem.session.watchers import RecordedPass, Watcher
+    from chainer_hybridmem.forecasting.estimation import Kind, SamplePair
+    from chainer_hybridmem.running.step_recorder import RecordedProgram
+    from chainer_hybridmem.running.watchers import RecordedPass, Watcher
 
 MODULE = '-m'
 Recorded = TypeVar('Recorded')
@@ -194,7 +194,7 @@ def ask(program: Program, watcher: str, **arguments: Any) -> Any:
 
     Args:
         program: What to run.
-        watcher: Name of a class of ``session/watchers.py``.
+        watcher: Name of a class of ``running/watchers.py``.
         arguments: Of that class.
 
     Raises:
@@ -372,7 +372,7 @@ def record_passes(
         ProfileMismatchError: If the passes of both differ in more than sizes.
         HybridMemoryError: If nothing could be recorded.
     """
-    from chainer_hybridmem.estimation import Kind
+    from chainer_hybridmem.forecasting.estimation import Kind
 
     recorded: list[RecordedPass] = _record_each(
         program,
@@ -389,7 +389,11 @@ def _match(
     program: Program, batchsizes: Sequence[int], recorded: Sequence[Sequence[Kind]]
 ) -> list[tuple[SamplePair, int]]:
     """Samples of each kind that was recorded at both batch sizes, or once as it is."""
-    from chainer_hybridmem.estimation import SamplePair, match_kinds, same_sizes
+    from chainer_hybridmem.forecasting.estimation import (
+        SamplePair,
+        match_kinds,
+        same_sizes,
+    )
 
     if len(recorded) == 1:
         return [(SamplePair.of_one(one), one.repeats) for one in recorded[0]]
@@ -409,7 +413,7 @@ def _record_each(
     record_one: Callable[[Program], Recorded],
 ) -> list[Recorded]:
     """Records a program at each batch size or, where it names none, once as it is."""
-    from chainer_hybridmem.estimation import check_ascending
+    from chainer_hybridmem.forecasting.estimation import check_ascending
 
     asked = [program]
     if program.batch_arg is not None:
@@ -445,7 +449,7 @@ def run_watched(folder: str) -> int:
         with contextlib.ExitStack() as stack:
 
             def follow() -> None:
-                from chainer_hybridmem.session import watchers as classes
+                from chainer_hybridmem.running import watchers as classes
 
                 watcher = getattr(classes, name)(finish, **arguments)
                 watchers.append(stack.enter_context(watcher))

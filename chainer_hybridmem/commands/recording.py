@@ -13,7 +13,6 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem import architectures
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments
 from chainer_hybridmem.errors import (
     HybridMemoryError,
@@ -21,17 +20,18 @@ from chainer_hybridmem.errors import (
     OutOfMemoryError,
     SessionError,
 )
-from chainer_hybridmem.recording import inference_recorder
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.recording_session import (
+from chainer_hybridmem.extras import inference_recorder
+from chainer_hybridmem.forecasting.recording_session import (
     AMPLE_BYTES,
     ITERATIONS,
     RecordedError,
     RecordingSession,
     recording_options,
 )
-from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.simulation.problem import with_plain_peak
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.simulation import Problem
+from chainer_hybridmem.planning.simulation.problem import with_plain_peak
+from chainer_hybridmem.training.chainer_access import compat
 from chainer_hybridmem.units import format_count
 
 DEVICES = {'cpu': '@numpy', 'cuda': '@cupy:0'}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from chainer_hybridmem.chainer_access.compat import switch
 from chainer_hybridmem.commands import base
+from chainer_hybridmem.training.chainer_access.compat import switch
 
 
 class RepairCommand(base.Command):

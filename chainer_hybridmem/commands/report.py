@@ -15,15 +15,15 @@ from chainer_hybridmem.commands import (
     planned_iteration,
 )
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.tables import (
     Column,
     figures_table,
 )
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.records.plan import Plan
-    from chainer_hybridmem.records.profile import Profile
+    from chainer_hybridmem.planning.records.plan import Plan
+    from chainer_hybridmem.planning.records.profile import Profile
     from chainer_hybridmem.reporting.page import Run
 
 IN_CORE = 'in-core'
@@ -145,8 +145,8 @@ def make_in_core(profile: Profile) -> Plan:
     Where the profile was recorded with functions in parts, what plain Chainer needs is
     not known: everything stays there, too, and the plan's name tells the parts.
     """
-    from chainer_hybridmem.search.candidates import Search
-    from chainer_hybridmem.simulation import make_problem
+    from chainer_hybridmem.planning.search.candidates import Search
+    from chainer_hybridmem.planning.simulation import make_problem
 
     problem = make_problem(profile)
     name = KEPT_IN_PARTS if profile.functions_in_parts else IN_CORE
@@ -159,8 +159,8 @@ def sweep(
     """Figures of plans at several limits, with what the plan may move and where to."""
     from chainer_hybridmem.commands import figures
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.simulation import make_problem
-    from chainer_hybridmem.simulation.problem import decided_by
+    from chainer_hybridmem.planning.simulation import make_problem
+    from chainer_hybridmem.planning.simulation.problem import decided_by
 
     names = compare.choose_planners(planners)
     problem = make_problem(profile, decided_by(profile, plan), plan.host_limit_bytes)

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import arguments, base, outputs
 from chainer_hybridmem.errors import (
     HybridMemoryError,
@@ -25,7 +24,8 @@ from chainer_hybridmem.errors import (
     chain_of,
     leave_out_frames,
 )
-from chainer_hybridmem.session import starting
+from chainer_hybridmem.running import starting
+from chainer_hybridmem.training.chainer_access import compat
 
 ACCESS = os.path.join(
     os.path.dirname(os.path.dirname(compat.__file__)), 'beginnings.py'
@@ -181,11 +181,11 @@ def read_options(args: argparse.Namespace) -> dict[str, Any]:
         check_can_limit()
         arguments.check_copies(args)
     if args.cache_dir is not None:
-        from chainer_hybridmem.session.setting.cache_folder import open_folder
+        from chainer_hybridmem.training.session.setting.cache_folder import open_folder
 
         open_folder(args.cache_dir)
     if args.planner is not None:
-        from chainer_hybridmem.planners import check_name
+        from chainer_hybridmem.planning.planners import check_name
 
         check_name(args.planner)
     return given

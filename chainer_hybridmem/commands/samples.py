@@ -13,10 +13,13 @@ from chainer_hybridmem import files
 from chainer_hybridmem.commands.base import import_chainer
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.estimation import SamplePair, check_ascending
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.forecasting.estimation import SamplePair, check_ascending
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
 from chainer_hybridmem.units import format_count
 
 if TYPE_CHECKING:

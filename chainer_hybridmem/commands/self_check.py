@@ -13,7 +13,7 @@ from chainer_hybridmem.commands import verify
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.commands.recording import AMPLE_BYTES, Memory, Network, record
 from chainer_hybridmem.errors import HybridMemoryError
-from chainer_hybridmem.search.candidates import least_memory
+from chainer_hybridmem.planning.search.candidates import least_memory
 from chainer_hybridmem.units import format_bytes
 
 ITERATIONS = 6  # one passive, two recorded, the others follow the plan

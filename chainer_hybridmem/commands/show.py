@@ -29,7 +29,7 @@ class ShowCommand(base.Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.records import library
+        from chainer_hybridmem.planning.records import library
         from chainer_hybridmem.reporting.picture import draw
         from chainer_hybridmem.reporting.rows import as_table
 

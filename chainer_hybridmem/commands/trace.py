@@ -6,7 +6,7 @@ import argparse
 import json
 
 from chainer_hybridmem.commands import arguments, base, outputs, planned_iteration
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import (
     format_bound,

@@ -16,8 +16,8 @@ from chainer_hybridmem.units import format_apart, format_bytes, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.recording import Memory, Network, Training
-    from chainer_hybridmem.session.session import Session
-    from chainer_hybridmem.session.watchers import VerifiedRun
+    from chainer_hybridmem.running.watchers import VerifiedRun
+    from chainer_hybridmem.training.session.session import Session
 
 ITERATIONS = 10
 IN_CORE = 'in-core'
@@ -57,7 +57,7 @@ class VerifyCommand(base.Command):
         programs.add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from chainer_hybridmem.planners import check_name
+        from chainer_hybridmem.planning.planners import check_name
 
         planner = arguments.planner_of(args)
         against = check_name(args.against)
@@ -170,8 +170,8 @@ def train(
     import numpy as np
 
     from chainer_hybridmem.commands import recording
-    from chainer_hybridmem.recompute import drawing
-    from chainer_hybridmem.session.session import optimize
+    from chainer_hybridmem.training.recompute import drawing
+    from chainer_hybridmem.training.session.session import optimize
 
     device = recording.choose_device(memory.device)
     options = {**memory.options, 'verify': iterations, 'progress': progress.lines}
@@ -193,8 +193,8 @@ def _follow(
     progress: Progress,
 ) -> VerifiedRun:
     """Notes the bits after every iteration."""
-    from chainer_hybridmem.chainer_access.snapshots import snapshot
-    from chainer_hybridmem.session.watchers import VerifiedRun
+    from chainer_hybridmem.running.watchers import VerifiedRun
+    from chainer_hybridmem.training.chainer_access.snapshots import snapshot
 
     snapshots, guided = [], []
     what = 'training ' + (IN_CORE if session is None else f'with {session.planner}')
@@ -214,7 +214,10 @@ def _follow(
 
 def compare(run: VerifiedRun, other: VerifiedRun) -> dict[str, Any]:
     """What is the same after every iteration, as plain values."""
-    from chainer_hybridmem.chainer_access.snapshots import KINDS, first_difference
+    from chainer_hybridmem.training.chainer_access.snapshots import (
+        KINDS,
+        first_difference,
+    )
 
     rows = []
     for number, (left, right) in enumerate(

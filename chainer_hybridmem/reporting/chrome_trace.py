@@ -23,9 +23,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.records.timeline import Interval, Timeline
 from chainer_hybridmem.reporting.rows import LANE_TITLES
 
 Event = dict[str, Any]

@@ -19,11 +19,11 @@ import pickle
 from collections.abc import Iterable
 from typing import Any
 
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.profile import Category, Profile
-from chainer_hybridmem.records.splits import in_parts
-from chainer_hybridmem.records.validation import _Walk
+from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.records.profile import Category, Profile
+from chainer_hybridmem.planning.records.splits import in_parts
+from chainer_hybridmem.planning.records.validation import _Walk
 
 PROTOCOL = 4  # the viewer reads 2 to 4
 FIRST_ADDRESS = 0x100000000

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.splits import in_parts
-from chainer_hybridmem.records.timeline import Timeline
+from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.splits import in_parts
+from chainer_hybridmem.planning.records.timeline import Timeline
 from chainer_hybridmem.reporting import canvas
 from chainer_hybridmem.reporting.page.composition import compose
 from chainer_hybridmem.reporting.palette import COLOURS, GROUP_COLOURS

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from chainer_hybridmem.records.plan import FOR_REPLAYS, Action, Plan, Tier
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.rules import RuleCost
+from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, Action, Plan, Tier
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.rules import RuleCost
 from chainer_hybridmem.reporting.tables import Row
 from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_seconds

@@ -12,11 +12,11 @@ from typing import Any
 import numpy
 import pytest
 
-from chainer_hybridmem.devices.link import measure_link
-from chainer_hybridmem.devices.protocol import Array, Device, Root, View
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.pools import IterationLog, lay_out
-from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.planning.layouts import IterationLog, lay_out
+from chainer_hybridmem.planning.records.plan import Tier
+from chainer_hybridmem.training.devices.link import measure_link
+from chainer_hybridmem.training.devices.protocol import Array, Device, Root, View
 
 MIB = 1 << 20
 

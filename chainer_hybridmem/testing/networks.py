@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
-from chainer_hybridmem.records.profile import (
+from chainer_hybridmem.planning.records.profile import (
     Category,
     Link,
     Operation,

@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import (
+from chainer_hybridmem.planning.planners import (
     PLANNERS,
     Planner,
     check_name,
     find_planner,
     make_plan,
 )
-from chainer_hybridmem.planners.planner import PlannerFunction
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.profile_file import serialise_profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.planners.planner import PlannerFunction
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.profile_file import serialise_profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.testing.networks import (
     MIB,
     Node,

@@ -26,7 +26,7 @@ import chainer
 import numpy as np
 from matplotlib.figure import Figure
 
-from chainer_hybridmem.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.plan import Action, Plan
 from chainer_hybridmem.units import format_bytes
 
 TIMED = 3  # the last third of the iterations is timed

@@ -29,8 +29,8 @@ import picture_files
 from chainer.training import extensions
 
 from chainer_hybridmem import architectures
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.training.chainer_access import compat
 
 # What --demo trains: the in-core peak is at least twice the limit, the loss falls, and
 # demo.py, which trains it twice, takes less than three minutes on two cores.

@@ -7,9 +7,9 @@ import pytest
 from support.matrices import several
 
 from benchmarks import drawn_cells
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem, timeline
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem, timeline
 from chainer_hybridmem.testing.networks import random_network
 
 

@@ -10,7 +10,7 @@ from support.marks import needs_emulated_cudnn
 import chainer_hybridmem  # noqa: F401  before chainer, which it makes importable
 
 # isort: split
-from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.training.chainer_access import compat
 
 on_emulator = [
     pytest.mark.gpu,
@@ -29,7 +29,7 @@ def marked(function):
 def called(monkeypatch):
     """Names of functions that are called while the test runs."""
     from benchmarks.gpu import cudnn_on_gpu
-    from chainer_hybridmem.cudnn.functions import FUNCTIONS
+    from chainer_hybridmem.training.cudnn.functions import FUNCTIONS
 
     for name, function in list(FUNCTIONS.items()):
         monkeypatch.setitem(FUNCTIONS, name, function)

@@ -13,7 +13,7 @@ from benchmarks import __main__ as cli
 from benchmarks import methods, saving
 from benchmarks.gpu import summarize
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners import PLANNERS
+from chainer_hybridmem.planning.planners import PLANNERS
 
 
 class Training:

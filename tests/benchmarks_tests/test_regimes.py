@@ -12,7 +12,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from chainer_hybridmem.recording import trials
+from chainer_hybridmem.training.recording import trials
 
 
 def gradients(x: np.ndarray) -> list[np.ndarray]:

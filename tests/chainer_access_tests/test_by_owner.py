@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from chainer_hybridmem.chainer_access.graph import ByOwner
-from chainer_hybridmem.execution.ledger import LiveFunctions
+from chainer_hybridmem.training.chainer_access.graph import ByOwner
+from chainer_hybridmem.training.execution.ledger import LiveFunctions
 
 
 class Owner:

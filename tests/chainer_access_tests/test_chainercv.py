@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from chainer_access_tests.test_compat import run_python
 
-from chainer_hybridmem.chainer_access.compat import chainercv
+from chainer_hybridmem.training.chainer_access.compat import chainercv
 
 FILES = {
     '__init__.py': """

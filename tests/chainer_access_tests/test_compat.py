@@ -13,8 +13,8 @@ import warnings
 import numpy
 import pytest
 
-from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.chainer_access.compat import stand_ins
+from chainer_hybridmem.training.chainer_access import compat
+from chainer_hybridmem.training.chainer_access.compat import stand_ins
 
 chainer = compat.import_chainer()
 F = chainer.functions
@@ -160,9 +160,9 @@ class TestImport:
         # A user's own repairs make chainer importable before this package is.
         code = """
         import sys, warnings
-        from chainer_hybridmem.chainer_access import compat
-        from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
-        from chainer_hybridmem.chainer_access.compat.repair import end_preparation
+        from chainer_hybridmem.training.chainer_access import compat
+        from chainer_hybridmem.training.chainer_access.compat.import_wrapper import ImportWrapper
+        from chainer_hybridmem.training.chainer_access.compat.repair import end_preparation
         sys.meta_path[:] = [
             f for f in sys.meta_path if not isinstance(f, ImportWrapper)]
         for name in [n for n in sys.modules if n.partition('.')[0] == 'chainer']:
@@ -598,7 +598,7 @@ class TestLoadLibraries:
 def test_chainermn_is_repaired_whichever_comes_first(first):
     pytest.importorskip('mpi4py')
     run_python(f"""
-        from chainer_hybridmem.chainer_access import compat
+        from chainer_hybridmem.training.chainer_access import compat
         if {first!r} == 'chainer_hybridmem':
             compat.import_chainer()
         else:

@@ -20,7 +20,7 @@ from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import conv
 
-from chainer_hybridmem.chainer_access import own_code
+from chainer_hybridmem.training.chainer_access import own_code
 
 
 def list_kinds(base):

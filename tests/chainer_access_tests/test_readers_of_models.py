@@ -13,7 +13,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from chainer_hybridmem.chainer_access import owners
+from chainer_hybridmem.training.chainer_access import owners
 
 READERS: dict[str, Callable[[Any], Any]] = {
     'permanent arrays': owners.permanent_arrays,

@@ -11,8 +11,13 @@ import warnings
 import pytest
 from chainer_access_tests.test_compat import run_python
 
-from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.chainer_access.compat import old_names, patches, repair, table
+from chainer_hybridmem.training.chainer_access import compat
+from chainer_hybridmem.training.chainer_access.compat import (
+    old_names,
+    patches,
+    repair,
+    table,
+)
 
 chainer = compat.import_chainer()
 
@@ -42,7 +47,7 @@ def test_every_repair_exists_and_has_a_test(one):
 
 OLD = """
 import collections, collections.abc, inspect, numpy
-from chainer_hybridmem.chainer_access.compat import old_names
+from chainer_hybridmem.training.chainer_access.compat import old_names
 before = {id(group): set(group.instead) & set(vars(
     __import__(group.module))) for group in old_names.TABLE}
 there = {name: getattr(numpy, name) for name in before[id(old_names.TABLE[-3])]}
@@ -70,7 +75,7 @@ def test_old_names_are_put_back_where_they_are_asked_for():
 WRAPPERS = """
 import contextlib, importlib.machinery, sys
 import chainer_hybridmem
-from chainer_hybridmem.chainer_access.compat.import_wrapper import ImportWrapper
+from chainer_hybridmem.training.chainer_access.compat.import_wrapper import ImportWrapper
 
 class Another:  # as others write them: it knows nothing of the first
     def find_spec(self, name, path, target=None):
@@ -113,7 +118,7 @@ def test_what_waits_for_an_import_is_called_behind_it(tmp_path):
     (tmp_path / 'awaited.py').write_text('value = 1')
     path = os.pathsep.join([str(tmp_path), os.environ.get('PYTHONPATH', '')])
     code = """
-    from chainer_hybridmem.chainer_access import compat
+    from chainer_hybridmem.training.chainer_access import compat
     import sys
     tell = lambda: print(sys.modules['awaited'].value)
     compat.after_import(tell, 'awaited')

@@ -9,7 +9,7 @@ import chainer
 import chainer.links as L
 import pytest
 
-from chainer_hybridmem.chainer_access.models import device_of
+from chainer_hybridmem.training.chainer_access.models import device_of
 
 
 class Elsewhere:

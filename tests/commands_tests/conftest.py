@@ -8,7 +8,7 @@ from support import toys
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.commands import progress
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 
 NETWORKS = """
 import chainer

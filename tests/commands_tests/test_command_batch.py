@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from chainer_hybridmem.devices import ram
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan import Tier
+from chainer_hybridmem.training.devices import ram
 
 GPU = ('--gpu', 'v100-16gb-pcie3')
 

@@ -10,11 +10,11 @@ from support import toys
 
 from chainer_hybridmem import shipped_profiles
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.reporting.rows import times_rows
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 KEYS = {

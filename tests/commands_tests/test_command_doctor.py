@@ -10,11 +10,11 @@ import types
 import numpy as np
 import pytest
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import doctor, machine, recording, self_check
 from chainer_hybridmem.commands.doctor import Check, Status
-from chainer_hybridmem.cudnn import functions
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.training.chainer_access import compat
+from chainer_hybridmem.training.cudnn import functions
 
 TRAINING = 'training on the CPU'
 
@@ -114,13 +114,13 @@ def test_training_differs(hybridmem, monkeypatch):
 
 
 def _session_is_active():
-    from chainer_hybridmem.session import session
+    from chainer_hybridmem.training.session import session
 
     return getattr(session._active, 'session', None) is not None
 
 
 def test_memory_is_not_counted(monkeypatch):
-    from chainer_hybridmem.devices.host.memory import HostMemory
+    from chainer_hybridmem.training.devices.host.memory import HostMemory
 
     monkeypatch.setattr(HostMemory, 'install', lambda self, reclaim: None)
     monkeypatch.setattr(HostMemory, 'uninstall', lambda self: None)

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import recording, samples
-from chainer_hybridmem.devices import ram
-from chainer_hybridmem.planners import DEFAULT
-from chainer_hybridmem.records import library
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.planners import DEFAULT
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.chainer_access import compat
+from chainer_hybridmem.training.devices import ram
 
 GPU = ('--gpu', 'v100-16gb-pcie3')
 

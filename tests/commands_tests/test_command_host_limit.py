@@ -8,10 +8,10 @@ import json
 import pytest
 from support import toys
 
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan import Tier
-from chainer_hybridmem.records.profile import Link, Profile
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan import Tier
+from chainer_hybridmem.planning.records.profile import Link, Profile
+from chainer_hybridmem.planning.simulation import make_problem
 
 LIMIT = ('--memory-limit', '60%')
 

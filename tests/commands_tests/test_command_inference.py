@@ -7,7 +7,7 @@ import json
 import pytest
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.pools.catalogue import POOLS
+from chainer_hybridmem.lab.pools.catalogue import POOLS
 
 OWN = """
 import chainer, chainer.functions as F, chainer.links as L

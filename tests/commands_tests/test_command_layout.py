@@ -10,9 +10,9 @@ from support import toys
 
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.commands import layout
-from chainer_hybridmem.pools.catalogue import POOLS
-from chainer_hybridmem.pools.layout import Layout
-from chainer_hybridmem.records import library
+from chainer_hybridmem.lab.pools.catalogue import POOLS
+from chainer_hybridmem.planning.layouts.layout import Layout
+from chainer_hybridmem.planning.records import library
 
 CSV = 'id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n'
 

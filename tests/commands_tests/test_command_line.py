@@ -21,10 +21,10 @@ from chainer_hybridmem.errors import (
     OutOfMemoryError,
     use_flags,
 )
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.profile_file import serialise_profile
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.profile_file import serialise_profile
+from chainer_hybridmem.planning.simulation import make_problem
 
 HALF = ('--memory-limit', '50%')
 READERS = [

@@ -5,13 +5,13 @@ import json
 import pytest
 from support import toys
 
-from chainer_hybridmem.planners import PLANNERS
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Category
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.planners import PLANNERS
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import Category
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.units import format_bound, format_bytes
 
 LIMIT = ('--memory-limit', '60%')

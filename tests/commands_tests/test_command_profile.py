@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from chainer_hybridmem.chainer_access import compat
 from chainer_hybridmem.commands import base
-from chainer_hybridmem.records import library
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.chainer_access import compat
 
 NETWORKS = """
 import chainer
@@ -118,7 +118,7 @@ def test_named_architecture_and_throttled_link(arguments, hybridmem):
 
 def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
     from chainer_hybridmem.errors import InfeasibleError
-    from chainer_hybridmem.session.planning import plan_maker
+    from chainer_hybridmem.training.session.planning import plan_maker
 
     def no_plan(*ignored, **options):
         raise InfeasibleError('nothing fits')

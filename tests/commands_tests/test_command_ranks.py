@@ -9,14 +9,14 @@ from support import toys
 from chainer_hybridmem.commands.figures import profile_figures
 from chainer_hybridmem.commands.node_table import counts
 from chainer_hybridmem.commands.profile import values
-from chainer_hybridmem.estimation import (
+from chainer_hybridmem.forecasting.estimation import (
     all_reduce_bytes,
     all_reduce_seconds,
     with_all_reduce,
 )
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.sharing import share_links
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.units import format_bytes, format_seconds
 
 GPU = ('--gpu', 'v100-16gb-pcie3')

@@ -9,9 +9,9 @@ import pytest
 from support import toys
 from support.timelines import measured_like
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.simulation import simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import simulate
 
 LIMIT = 60 * 2**20
 

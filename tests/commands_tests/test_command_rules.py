@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.validation import check_plan
 
 LIMIT = ('--memory-limit', '70%')
 RULES = ('--rule', '/0/*=keep', '--rule', 'Layer=at most 20MiB')

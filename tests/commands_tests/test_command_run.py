@@ -16,9 +16,9 @@ import pytest
 from support.matrices import several
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.chainer_access.compat import switch
 from chainer_hybridmem.commands.run import read_options
-from chainer_hybridmem.session.setting.options import OPTIONS
+from chainer_hybridmem.training.chainer_access.compat import switch
+from chainer_hybridmem.training.session.setting.options import OPTIONS
 
 METHODS = ['fork', 'spawn', 'forkserver']
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -169,7 +169,7 @@ chainer.training.Trainer(updater, (8, 'iteration'), out='out').run()
 """
 # The limit holds from the beginning, so that NumPy's error is explained.
 HOLDING = """
-from chainer_hybridmem.devices.host.memory import HostMemory
+from chainer_hybridmem.training.devices.host.memory import HostMemory
 HostMemory.raise_limit = lambda self, nbytes: False
 """
 IN_THREAD = """
@@ -208,7 +208,7 @@ def test_a_limit_that_is_too_small_is_told_once(folder, kind, before):
 
 def test_all_frames_are_shown_if_they_are_asked_for(folder):
     _, _, err = run(folder, '--all-frames', '--memory-limit', '800kB', 'program.py')
-    assert any('/chainer_hybridmem/session/' in line for line in err)
+    assert any('/chainer_hybridmem/training/session/' in line for line in err)
 
 
 def test_the_limit_of_the_last_line_is_one_to_run_with(folder):
@@ -222,11 +222,11 @@ def test_the_limit_of_the_last_line_is_one_to_run_with(folder):
 
 def test_errors_that_are_not_of_memory_keep_their_frames(folder):
     (folder / 'bug.py').write_text(
-        'from chainer_hybridmem.session.session import Session\n'
+        'from chainer_hybridmem.training.session.session import Session\n'
         'Session.statistics = lambda self: {}["a fault of ours"]\n' + PROGRAM
     )
     _, _, err = run(folder, '--memory-limit', '3MB', 'bug.py')
-    assert any('/chainer_hybridmem/session/follower.py' in line for line in err)
+    assert any('/chainer_hybridmem/running/follower.py' in line for line in err)
 
 
 def test_options_behind_the_program_are_told_of(folder):

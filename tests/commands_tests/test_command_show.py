@@ -8,7 +8,7 @@ from support import toys
 
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.commands import main
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.records import library
 
 
 def written(tmp_path, planner='pooch'):

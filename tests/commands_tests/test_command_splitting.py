@@ -5,10 +5,10 @@ import json
 import pytest
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.units import format_bytes
 
 

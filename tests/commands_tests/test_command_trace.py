@@ -4,11 +4,11 @@ import json
 
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan_file import serialise_plan
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan_file import serialise_plan
+from chainer_hybridmem.planning.simulation import simulate
 from chainer_hybridmem.reporting.chrome_trace import chrome_trace
-from chainer_hybridmem.simulation import simulate
 from chainer_hybridmem.units import format_bound
 
 LIMIT = 60 * 2**20

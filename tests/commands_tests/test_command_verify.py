@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from chainer_hybridmem.commands.arguments import Limit
-from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.records import library
-from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.execution.live_map import LiveMap
+from chainer_hybridmem.training.session.setting.options import Options
 
 NETWORKS = """
 import chainer

@@ -13,10 +13,10 @@ from support import foreign
 from support.matrices import several
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.contest.instances import FORMAT, VERSION
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.lab.contest.instances import FORMAT, VERSION
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import make_problem
 
 MOMENTS, MOST_MOMENTS = several(2, all_of_them=5), 50
 NETWORK = ('--arch', 'own_networks:Tiny', '--n-class', '10')

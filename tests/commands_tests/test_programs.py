@@ -8,8 +8,8 @@ import pathlib
 import pytest
 
 from chainer_hybridmem.commands import programs
-from chainer_hybridmem.records import library
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.units import format_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ import pytest
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.commands import progress
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
 
 GPU = ('--gpu', 'v100-16gb-pcie3')
 LIMIT = ('--memory-limit', '70%')

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
 
 GPU = ('--gpu', 'v100-16gb-pcie3')
 LIMIT = ('--memory-limit', '70%')
@@ -154,7 +154,7 @@ def test_is_told_in_one_sentence(arguments, status, message, files, hybridmem):
 def test_a_device_that_is_not_there_is_told_before_anything_is_recorded(
     files, hybridmem, monkeypatch
 ):
-    from chainer_hybridmem.chainer_access import compat
+    from chainer_hybridmem.training.chainer_access import compat
 
     monkeypatch.setattr(compat, 'cuda_available', lambda: False)
     for command in ('estimate', 'inference'):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from support.foreign import solution
 
-from chainer_hybridmem.contest.checkmate_rules import graph_of, judge, judge_plan
 from chainer_hybridmem.errors import InfeasibleError, PlanError
-from chainer_hybridmem.importing import checkmate
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.lab.contest.checkmate_rules import graph_of, judge, judge_plan
+from chainer_hybridmem.lab.importing import checkmate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.planning.simulation import make_problem
 
 LINK = Link(1e-5, 12e9, 12e9)
 

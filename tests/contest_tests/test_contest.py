@@ -10,12 +10,12 @@ import pytest
 from support.foreign import solution
 
 from chainer_hybridmem import commands
-from chainer_hybridmem.contest import cells, instances, monet_rules, page
-from chainer_hybridmem.contest.instances import Instance, Known, load_catalogue
 from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
-from chainer_hybridmem.planners import registry
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import simulate
+from chainer_hybridmem.lab.contest import cells, instances, monet_rules, page
+from chainer_hybridmem.lab.contest.instances import Instance, Known, load_catalogue
+from chainer_hybridmem.planning.planners import registry
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import simulate
 
 RULES = (('*', 'no swap'),)
 LAYOUT = 'id,lower,upper,size\na,0,2,4\nb,1,3,4\nc,2,4,4\n'

@@ -4,18 +4,18 @@ import dataclasses
 
 import pytest
 
-from chainer_hybridmem.contest.monet_rules import as_schedule, judge, judge_plan
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.importing.checkmate import KIB
-from chainer_hybridmem.importing.monet import (
+from chainer_hybridmem.lab.contest.monet_rules import as_schedule, judge, judge_plan
+from chainer_hybridmem.lab.importing.checkmate import KIB
+from chainer_hybridmem.lab.importing.monet import (
     MonetGraph,
     graph_profile,
     list_begins,
     operations_of,
 )
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.planning.simulation import make_problem
 
 LINK = Link(1e-5, 12e9, 12e9)
 

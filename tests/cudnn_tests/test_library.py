@@ -11,7 +11,7 @@ import types
 
 import pytest
 
-from chainer_hybridmem.cudnn import functions, library, modules
+from chainer_hybridmem.training.cudnn import functions, library, modules
 
 SYSTEMS, PACKAGES, TORCHES = 'libcudnn.so.9', 'nvidia/cudnn/lib', 'torch/lib'
 ASKED = []  # libraries that have been asked what they are made for

@@ -17,8 +17,8 @@ import chainer
 import chainer.functions as F
 from chainer.backends import cuda
 
-from chainer_hybridmem.chainer_access import compat
-from chainer_hybridmem.session.plan_cache import describe_cudnn
+from chainer_hybridmem.training.chainer_access import compat
+from chainer_hybridmem.training.session.plan_cache import describe_cudnn
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,7 +53,7 @@ def test_chainer_finds_cudnn():
 def test_float32_is_float32_unless_tf32_is_asked_for():
     import cupy
 
-    from chainer_hybridmem.cudnn.arithmetic import may_use_tf32
+    from chainer_hybridmem.training.cudnn.arithmetic import may_use_tf32
 
     x, w = draw(*WIDE), draw(8, 64, 3, 3)
     assert not may_use_tf32()

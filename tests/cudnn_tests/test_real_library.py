@@ -18,7 +18,7 @@ import chainer_hybridmem  # noqa: F401  before chainer, which it makes importabl
 # isort: split
 from chainer.utils import conv
 
-from chainer_hybridmem.cudnn import (
+from chainer_hybridmem.training.cudnn import (
     arithmetic,
     constants,
     convolutions,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host.device import HostDevice
 
 LIMIT = 16 << 20
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from devices_tests.test_fingerprint import ARRAY, LAYOUTS
 
-from chainer_hybridmem.devices import bits, cuda_bits
+from chainer_hybridmem.training.devices import bits, cuda_bits
 
 pytestmark = pytest.mark.gpu
 EVERY = {**LAYOUTS, 'not at a word': lambda a: a.reshape(-1)[1:-1]}

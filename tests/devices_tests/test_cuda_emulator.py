@@ -128,8 +128,8 @@ def test_several_devices():
 RACE = """
     import cupy
     from cuda_emulator import control
-    from chainer_hybridmem.devices.cuda.copies import CudaCopyEngine
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.training.devices.cuda.copies import CudaCopyEngine
+    from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 
     control.watch_places()
     {sabotage}
@@ -181,7 +181,7 @@ COLLECTED = """
     import gc
     import cupy
     from cuda_emulator import control
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 
     control.schedule('lazy')
     device = CudaDevice(2**24)
@@ -213,8 +213,8 @@ def test_a_copy_that_the_collector_takes_with_its_events():
 TWO_STREAMS = """
     import cupy
     from cuda_emulator import control
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
-    from chainer_hybridmem.pools import IterationLog, lay_out
+    from chainer_hybridmem.training.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.planning.layouts import IterationLog, lay_out
 
     control.watch_places()
     beside = cupy.cuda.Stream(non_blocking=True)
@@ -270,7 +270,7 @@ def test_an_array_is_not_alone_while_another_root_has_its_memory():
     """Memory that is found again has a root of its own."""
     import cupy
 
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 
     def is_alone(array):
         holders = {id(array): {'the test'}}

@@ -12,9 +12,6 @@ import types
 import numpy
 import pytest
 
-from chainer_hybridmem.devices import bits
-from chainer_hybridmem.devices.cuda import block_pool, copies, gpu
-from chainer_hybridmem.devices.cuda import device as cuda
 from chainer_hybridmem.errors import (
     HostFullError,
     OptionError,
@@ -22,7 +19,10 @@ from chainer_hybridmem.errors import (
     SessionError,
     SwapStoreError,
 )
-from chainer_hybridmem.pools.arena import Arena
+from chainer_hybridmem.planning.layouts.arena import Arena
+from chainer_hybridmem.training.devices import bits
+from chainer_hybridmem.training.devices.cuda import block_pool, copies, gpu
+from chainer_hybridmem.training.devices.cuda import device as cuda
 
 cupy = pytest.importorskip('cupy')
 pytest.importorskip('cupy.cuda.memory')

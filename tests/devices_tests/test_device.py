@@ -11,10 +11,10 @@ import numpy
 import pytest
 from support.virtual import Machine
 
-from chainer_hybridmem.devices import open_device
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.protocol import Device
 from chainer_hybridmem.testing import DeviceConformance
+from chainer_hybridmem.training.devices import open_device
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.protocol import Device
 
 
 class TestOurs(DeviceConformance):

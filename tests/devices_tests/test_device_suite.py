@@ -10,10 +10,10 @@ from typing import Any
 import numpy
 import pytest
 
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.testing import DeviceConformance
 from chainer_hybridmem.testing.devices import MIB, Opened
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host.memory import HostMemory
 
 Break = Callable[[Opened, pytest.MonkeyPatch], object]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainer_hybridmem.devices import bits
-from chainer_hybridmem.devices.bits import fingerprint
+from chainer_hybridmem.training.devices import bits
+from chainer_hybridmem.training.devices.bits import fingerprint
 
 ARRAY = np.arange(6 * 5 * 4, dtype=np.float32).reshape(6, 5, 4)
 LAYOUTS = {

@@ -13,11 +13,11 @@ import pytest
 from support.empty_pools import empty_pool
 
 import chainer_hybridmem
-from chainer_hybridmem.devices.cuda import native_blocks as native
-from chainer_hybridmem.devices.cuda.mapping import LEAST_GRANULES
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.pools.arena import Arena
-from chainer_hybridmem.pools.layout import Layout
+from chainer_hybridmem.planning.layouts.arena import Arena
+from chainer_hybridmem.planning.layouts.layout import Layout
+from chainer_hybridmem.training.devices.cuda import native_blocks as native
+from chainer_hybridmem.training.devices.cuda.mapping import LEAST_GRANULES
 
 pytestmark = pytest.mark.gpu
 PACKAGE = os.path.join(os.path.dirname(chainer_hybridmem.__file__), '')
@@ -27,9 +27,9 @@ class Opened:
     """A device with room for some granules, and arrays that give way."""
 
     def __init__(self, native_code=True):
-        from chainer_hybridmem.devices.cuda.device import CudaDevice
-        from chainer_hybridmem.devices.cuda.gpu import Gpu
-        from chainer_hybridmem.devices.cuda.mapping import find_mapper
+        from chainer_hybridmem.training.devices.cuda.device import CudaDevice
+        from chainer_hybridmem.training.devices.cuda.gpu import Gpu
+        from chainer_hybridmem.training.devices.cuda.mapping import find_mapper
 
         self.granule = find_mapper(Gpu(None), 1 << 40).granule_bytes
         self.device = CudaDevice(8 * LEAST_GRANULES * self.granule)
@@ -213,7 +213,7 @@ def test_an_owner_that_was_never_made_known_frees_nothing(open_device):
     """As if Ctrl-C had come in between."""
     import cupy
 
-    from chainer_hybridmem.devices.cuda.allocator import GivenAllocation
+    from chainer_hybridmem.training.devices.cuda.allocator import GivenAllocation
 
     opened = open_device()
     opened.map(4096)
@@ -247,7 +247,7 @@ def test_other_threads_streams_and_gpus_get_no_block_in_native_code(open_device)
 AT_EXIT = """
 import sys, builtins
 import chainer_hybridmem, cupy
-from chainer_hybridmem.devices.cuda.device import CudaDevice
+from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 device = CudaDevice(1 << 28)
 device.memory.install(lambda nbytes: None)
 class Ring: pass

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.own_time import own_time
 
-from chainer_hybridmem.devices import addresses, slab
-from chainer_hybridmem.devices.host import counter_words, numpy_memory
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.link import measure_link
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
+from chainer_hybridmem.training.devices import addresses, slab
+from chainer_hybridmem.training.devices.host import counter_words, numpy_memory
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.link import measure_link
 
 _MIB = 1 << 20
 
@@ -324,8 +324,8 @@ def test_worker_does_not_keep_a_finished_copy_alive(host):
 _EXIT = """
 import threading, weakref
 import numpy
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.devices.host.device import HostDevice
 device = HostDevice(1 << 26)
 device.memory.install(lambda nbytes: None)
 kept = [numpy.ones(n, 'u1') for n in (1, 1000, 1 << 20, 1 << 23)]

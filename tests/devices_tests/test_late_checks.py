@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from chainer_hybridmem.devices.cuda import late_checks
-from chainer_hybridmem.devices.cuda.late_checks import LateChecks
+from chainer_hybridmem.training.devices.cuda import late_checks
+from chainer_hybridmem.training.devices.cuda.late_checks import LateChecks
 
 pytestmark = pytest.mark.gpu
 

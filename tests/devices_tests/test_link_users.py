@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.own_time import own_time
 
-from chainer_hybridmem.devices.link import (
+from chainer_hybridmem.training.devices.link import (
     Copied,
     LinkUsers,
     measure_link,

@@ -10,11 +10,11 @@ import random
 import pytest
 from support.empty_pools import empty_pool
 
-from chainer_hybridmem.devices.cuda import block_pool
-from chainer_hybridmem.devices.cuda.mapping import LEAST_GRANULES
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.pools.arena import Arena
-from chainer_hybridmem.pools.layout import Layout
+from chainer_hybridmem.planning.layouts.arena import Arena
+from chainer_hybridmem.planning.layouts.layout import Layout
+from chainer_hybridmem.training.devices.cuda import block_pool
+from chainer_hybridmem.training.devices.cuda.mapping import LEAST_GRANULES
 
 pytestmark = pytest.mark.gpu
 GRANULES = LEAST_GRANULES + 88  # of the limit
@@ -31,9 +31,9 @@ class Opened:
     """A device whose limit is some granules."""
 
     def __init__(self):
-        from chainer_hybridmem.devices.cuda.device import CudaDevice
-        from chainer_hybridmem.devices.cuda.gpu import Gpu
-        from chainer_hybridmem.devices.cuda.mapping import find_mapper
+        from chainer_hybridmem.training.devices.cuda.device import CudaDevice
+        from chainer_hybridmem.training.devices.cuda.gpu import Gpu
+        from chainer_hybridmem.training.devices.cuda.mapping import find_mapper
 
         mapper = find_mapper(Gpu(None), 1 << 40)
         assert mapper is not None
@@ -203,7 +203,7 @@ def test_arrays_outlive_the_device(opened):
 
 
 def test_a_limit_of_few_granules_maps_nothing(opened):
-    from chainer_hybridmem.devices.cuda.device import CudaDevice
+    from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 
     device = CudaDevice(opened.granule * LEAST_GRANULES - 1)
     assert not device.memory.pool.maps and not device.offsets.moves_in
@@ -211,8 +211,8 @@ def test_a_limit_of_few_granules_maps_nothing(opened):
 
 
 def test_a_process_that_sees_several_gpus_maps_nothing_by_itself(monkeypatch):
-    from chainer_hybridmem.devices.cuda.gpu import Gpu
-    from chainer_hybridmem.devices.cuda.mapping import find_mapper
+    from chainer_hybridmem.training.devices.cuda.gpu import Gpu
+    from chainer_hybridmem.training.devices.cuda.mapping import find_mapper
 
     gpu = Gpu(None)
     monkeypatch.delenv('HYBRIDMEM_MAP', raising=False)

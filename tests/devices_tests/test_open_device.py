@@ -1,7 +1,7 @@
 import pytest
 
-from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import UnknownNameError
+from chainer_hybridmem.training.devices import open_device
 
 
 @pytest.mark.parametrize('name', ['cpu', 'host', '@numpy', 'CPU', None])

@@ -8,7 +8,7 @@ import gc
 import numpy as np
 import pytest
 
-from chainer_hybridmem.devices.cuda.device import CudaDevice
+from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chainer_hybridmem.devices import ram
-from chainer_hybridmem.devices.swap_store import blocks
+from chainer_hybridmem.training.devices import ram
+from chainer_hybridmem.training.devices.swap_store import blocks
 
 KIB = 1024
 UNLIMITED_1 = 9223372036854771712

@@ -13,11 +13,11 @@ import time
 import pytest
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.devices.cuda.device import CudaDevice
-from chainer_hybridmem.devices.host import shared_link
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.host.shared_link import LATE_SECONDS, SharedLink
 from chainer_hybridmem.errors import OptionError, SwapStoreError
+from chainer_hybridmem.training.devices.cuda.device import CudaDevice
+from chainer_hybridmem.training.devices.host import shared_link
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host.shared_link import LATE_SECONDS, SharedLink
 
 _MIB = 1 << 20
 RATE = 40 * _MIB
@@ -27,8 +27,8 @@ _counter = itertools.count()
 
 BEGIN = """
     import os, sys, time
-    from chainer_hybridmem.devices.host.device import HostDevice
-    from chainer_hybridmem.devices.host.shared_link import SharedLink
+    from chainer_hybridmem.training.devices.host.device import HostDevice
+    from chainer_hybridmem.training.devices.host.shared_link import SharedLink
     from chainer_hybridmem.errors import OptionError
     name, rate = sys.argv[1], float(sys.argv[2])
 """

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainer_hybridmem.devices import slab
-from chainer_hybridmem.devices.cuda.block_pool import ArenaMemory
+from chainer_hybridmem.training.devices import slab
+from chainer_hybridmem.training.devices.cuda.block_pool import ArenaMemory
 
 UNIT = 64
 SIZE = 400 * UNIT

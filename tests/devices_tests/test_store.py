@@ -10,12 +10,12 @@ import numpy
 import pytest
 from hypothesis import strategies
 
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.swap_store import store
-from chainer_hybridmem.devices.swap_store.blocks import RamBlock
-from chainer_hybridmem.devices.swap_store.space import FreeList
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
-from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.planning.records.plan import Tier
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.swap_store import store
+from chainer_hybridmem.training.devices.swap_store.blocks import RamBlock
+from chainer_hybridmem.training.devices.swap_store.space import FreeList
 
 _MIB = 1 << 20
 
@@ -112,7 +112,8 @@ def test_host_memory_within_a_limit_comes_as_it_is_asked_for():
 
 def test_as_much_as_is_needed_where_more_cannot_be_had(monkeypatch):
     monkeypatch.setattr(
-        'chainer_hybridmem.devices.swap_store.blocks.available_ram', lambda: 5000
+        'chainer_hybridmem.training.devices.swap_store.blocks.available_ram',
+        lambda: 5000,
     )
     short = store.RamStore()
     short.take(4096)

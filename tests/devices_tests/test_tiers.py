@@ -12,16 +12,20 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from chainer_hybridmem.devices import host_limit_bytes
-from chainer_hybridmem.devices.host import device as host_device
-from chainer_hybridmem.devices.host.device import HostDevice, HostOffsets
-from chainer_hybridmem.devices.host.memory import HostMemory
-from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES, measure_link
-from chainer_hybridmem.devices.swap_store import blocks
-from chainer_hybridmem.devices.swap_store.store import FileStore, RamStore, TieredStore
-from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.errors import HostFullError, OptionError, SwapStoreError
-from chainer_hybridmem.records.plan import Tier
+from chainer_hybridmem.planning.records.plan import Tier
+from chainer_hybridmem.training.devices import host_limit_bytes
+from chainer_hybridmem.training.devices.host import device as host_device
+from chainer_hybridmem.training.devices.host.device import HostDevice, HostOffsets
+from chainer_hybridmem.training.devices.host.memory import HostMemory
+from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES, measure_link
+from chainer_hybridmem.training.devices.swap_store import blocks
+from chainer_hybridmem.training.devices.swap_store.store import (
+    FileStore,
+    RamStore,
+    TieredStore,
+)
+from chainer_hybridmem.training.devices.swap_store.swap_file import SwapFile
 
 _MIB = 1 << 20
 LIMIT = 1000
@@ -263,8 +267,8 @@ def test_the_file_is_private(tmp_path):
 
 VICTIM = """
 import sys, time
-from chainer_hybridmem.devices.swap_store import blocks
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.swap_store import blocks
+from chainer_hybridmem.training.devices.host.device import HostDevice
 device = HostDevice(1 << 24, swap_dir=sys.argv[1], host_limit_bytes=0)
 device.memory.install(lambda nbytes: None)
 copy, transfer = device.copies.swap_out(device.memory.allocate(1 << 23), None)

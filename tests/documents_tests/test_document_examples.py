@@ -34,8 +34,8 @@ import pytest
 from support.matrices import FULL
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.memory_tests.plugin import MeasuredPeak
-from chainer_hybridmem.recording.peak_meter import PeakMeter
+from chainer_hybridmem.extras.memory_tests.plugin import MeasuredPeak
+from chainer_hybridmem.training.recording.peak_meter import PeakMeter
 
 # isort: split
 import chainer

@@ -10,10 +10,10 @@ import re
 
 import pytest
 
-from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.planners import PLANNERS
-from chainer_hybridmem.session import report
-from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.planning.planners import PLANNERS
+from chainer_hybridmem.training.execution.live_map import LiveMap, State
+from chainer_hybridmem.training.session import report
+from chainer_hybridmem.training.session.setting.options import Options
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / 'chainer_hybridmem'

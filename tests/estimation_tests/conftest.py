@@ -3,7 +3,7 @@
 import pytest
 from support import networks, recordings
 
-from chainer_hybridmem.estimation import SamplePair
+from chainer_hybridmem.forecasting.estimation import SamplePair
 
 
 @pytest.fixture(scope='session')

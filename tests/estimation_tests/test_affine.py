@@ -6,9 +6,12 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import OptionError, ProfileMismatchError
-from chainer_hybridmem.estimation import SamplePair
-from chainer_hybridmem.records.profile_file import check_profile, serialise_profile
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.forecasting.estimation import SamplePair
+from chainer_hybridmem.planning.records.profile_file import (
+    check_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.simulation import make_problem
 
 
 def outline(profile):
@@ -95,8 +98,11 @@ def test_sizes_in_fractions_are_rounded_up():
 
 def with_temporaries(profile, sizes, stay=False):
     """Adds allocations of the first operation that it frees itself, or the program."""
-    from chainer_hybridmem.estimation.structure import assemble, events_by_operation
-    from chainer_hybridmem.records.profile import Category, Storage
+    from chainer_hybridmem.forecasting.estimation.structure import (
+        assemble,
+        events_by_operation,
+    )
+    from chainer_hybridmem.planning.records.profile import Category, Storage
 
     groups = events_by_operation(profile)
     storages = list(profile.storages)

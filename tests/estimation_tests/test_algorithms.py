@@ -10,11 +10,15 @@ import pytest
 from support import recordings
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.estimation import Estimator, SamplePair, load_device_model
-from chainer_hybridmem.estimation.algorithms import Algorithm
-from chainer_hybridmem.estimation.costs import Cost
-from chainer_hybridmem.records.profile import Phase
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.forecasting.estimation import (
+    Estimator,
+    SamplePair,
+    load_device_model,
+)
+from chainer_hybridmem.forecasting.estimation.algorithms import Algorithm
+from chainer_hybridmem.forecasting.estimation.costs import Cost
+from chainer_hybridmem.planning.records.profile import Phase
+from chainer_hybridmem.planning.simulation import make_problem
 
 MODEL = load_device_model('v100-16gb-pcie3')
 LEAST = MODEL.workspace_bytes

@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 from support import networks, recordings
 
-from chainer_hybridmem.estimation.costs import (
+from chainer_hybridmem.forecasting.estimation.costs import (
     CLASSES,
     kind_of,
     operation_costs,
     pass_cost,
     time_model,
 )
-from chainer_hybridmem.estimation.specs import parse_spec, spec_bytes
-from chainer_hybridmem.records.profile import Phase
+from chainer_hybridmem.planning.records.profile import Phase
+from chainer_hybridmem.planning.records.specs import parse_spec, spec_bytes
 
 N, SIDE, CHANNELS = 4, 16, 8
 PLANE = N * SIDE * SIDE  # elements of one channel of a batch

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from chainer_hybridmem.errors import FormatError, UnknownNameError
-from chainer_hybridmem.estimation import load_device_model, model_names
-from chainer_hybridmem.estimation.costs import CLASSES, Cost
-from chainer_hybridmem.estimation.device_models import FORMAT, VERSION
+from chainer_hybridmem.forecasting.estimation import load_device_model, model_names
+from chainer_hybridmem.forecasting.estimation.costs import CLASSES, Cost
+from chainer_hybridmem.forecasting.estimation.device_models import FORMAT, VERSION
 
 LINK = {
     'latency_seconds': 0,

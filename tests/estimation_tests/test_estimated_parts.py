@@ -6,12 +6,16 @@ import pytest
 from support import networks, recordings
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.estimation import Estimator, SamplePair, load_device_model
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.splits import part_of
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.session.iterations.observation import Detail
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.forecasting.estimation import (
+    Estimator,
+    SamplePair,
+    load_device_model,
+)
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.splits import part_of
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.training.session.iterations.observation import Detail
+from chainer_hybridmem.training.session.session import Session
 
 
 @pytest.fixture(scope='module')

@@ -5,17 +5,17 @@ import dataclasses
 import pytest
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.estimation import (
+from chainer_hybridmem.forecasting.batches import largest_batchsize, largest_planned
+from chainer_hybridmem.forecasting.estimation import (
     Estimator,
     load_device_model,
 )
-from chainer_hybridmem.planners.largest_batch import largest_batchsize, largest_planned
-from chainer_hybridmem.records.profile_file import (
+from chainer_hybridmem.planning.records.profile_file import (
     check_profile,
     parse_profile,
     serialise_profile,
 )
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.simulation import make_problem
 
 
 @pytest.fixture(scope='module')

@@ -4,20 +4,23 @@ import pytest
 from support import networks, recordings, toys
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.estimation import lower_to_cudnn
-from chainer_hybridmem.estimation.lowering import CONVOLUTIONS, SERVED
-from chainer_hybridmem.estimation.specs import spec_bytes
-from chainer_hybridmem.estimation.structure import events_by_operation, passing
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records.profile import Category, Phase, SlotKind
-from chainer_hybridmem.records.profile_file import (
+from chainer_hybridmem.forecasting.estimation import lower_to_cudnn
+from chainer_hybridmem.forecasting.estimation.lowering import CONVOLUTIONS, SERVED
+from chainer_hybridmem.forecasting.estimation.structure import (
+    events_by_operation,
+    passing,
+)
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.records.profile import Category, Phase, SlotKind
+from chainer_hybridmem.planning.records.profile_file import (
     check_profile,
     parse_profile,
     serialise_profile,
 )
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records.specs import spec_bytes
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 
 WORKSPACE = 12345
 

@@ -8,18 +8,18 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
-from chainer_hybridmem.estimation import (
+from chainer_hybridmem.forecasting.estimation import (
     all_reduce_bytes,
     load_device_model,
     load_node,
     node_names,
     with_all_reduce,
 )
-from chainer_hybridmem.estimation.nodes import parameter_bytes
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.forecasting.estimation.nodes import parameter_bytes
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.sharing import share_links
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 
 @pytest.mark.parametrize('name', node_names())

@@ -6,18 +6,18 @@ import pytest
 from support import networks
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.estimation import (
+from chainer_hybridmem.forecasting.estimation import (
     Estimator,
     SamplePair,
     load_device_model,
     lower_to_cudnn,
 )
-from chainer_hybridmem.estimation.costs import LRN, with_whole_forwards
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records.profile_file import check_profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.forecasting.estimation.costs import LRN, with_whole_forwards
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.records.profile_file import check_profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 
 
 def by_operation(profile):

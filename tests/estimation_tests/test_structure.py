@@ -7,13 +7,13 @@ import sys
 import pytest
 from support import networks, recordings, toys
 
-from chainer_hybridmem.estimation.structure import (
+from chainer_hybridmem.forecasting.estimation.structure import (
     GRAPH_END,
     assemble,
     events_by_operation,
 )
-from chainer_hybridmem.records.profile import Category, Storage
-from chainer_hybridmem.records.profile_file import check_profile
+from chainer_hybridmem.planning.records.profile import Category, Storage
+from chainer_hybridmem.planning.records.profile_file import check_profile
 
 
 def again(profile, groups=None, storages=None):
@@ -70,7 +70,7 @@ def test_a_storage_less_and_one_more():
 
 def test_estimation_is_pure():
     code = (
-        'import sys; import chainer_hybridmem.estimation; '
+        'import sys; import chainer_hybridmem.forecasting.estimation; '
         'sys.exit("chainer" in sys.modules or "cupy" in sys.modules)'
     )
     assert subprocess.run([sys.executable, '-c', code], check=False).returncode == 0

@@ -16,7 +16,7 @@ from support.matrices import several
 import chainer
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.training.session.session import Session
 
 AT_MOST = several(1, all_of_them=2)  # exceptions per stage
 PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}

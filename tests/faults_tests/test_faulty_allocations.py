@@ -13,7 +13,7 @@ from support.matrices import several
 from support.native_faults import NativeFaults
 
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.training.session.session import Session
 
 AT_MOST = several(2, all_of_them=5)  # refusals per stage and kind
 KINDS = {'final': {'final': True}, 'lasting': {'lasting': True}}

@@ -15,12 +15,12 @@ import pytest
 from support import faulty
 
 import chainer_hybridmem
-from chainer_hybridmem.devices.host import copies, numpy_memory
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.swap_store.space import Slab, Space
-from chainer_hybridmem.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.training.devices.host import copies, numpy_memory
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.swap_store.space import Slab, Space
+from chainer_hybridmem.training.devices.swap_store.swap_file import SwapFile
+from chainer_hybridmem.training.session.session import Session
 
 SWAP = {'planner': 'swap-all'}
 AT_MOST = 1  # failures per stage and kind

@@ -26,10 +26,10 @@ import chainer_hybridmem
 # isort: split
 import chainer
 
-from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.recording.peak_meter import PeakMeter
-from chainer_hybridmem.session.session import Session, active_session
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.recording.peak_meter import PeakMeter
+from chainer_hybridmem.training.session.session import Session, active_session
 
 PLANS = {'swap and recompute': faulty.PLAN, 'crossing': faulty.CROSSING}
 

@@ -17,12 +17,15 @@ from support import toys
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError, HybridMemoryError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.simulation import simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.simulation import simulate
 
 PROFILE = toys.chain(4)
 PLAN = make_plan(PROFILE, '1GiB', 'swap-all')

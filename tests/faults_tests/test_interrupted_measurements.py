@@ -20,8 +20,8 @@ from support import faulty
 from support.matrices import several
 
 from chainer_hybridmem.commands import doctor
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.recording.peak_meter import PeakMeter
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.recording.peak_meter import PeakMeter
 
 AT_MOST = several(20, all_of_them=100)  # lines of each
 X = np.ones((4, 8), np.float32)

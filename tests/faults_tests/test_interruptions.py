@@ -23,7 +23,7 @@ from support.native_faults import NativeFaults
 
 import chainer_hybridmem
 from chainer_hybridmem.interrupts import HeldBack, Worker
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.training.session.session import Session
 
 AT_MOST = several(1, all_of_them=3)  # interruptions per stage
 AT_EITHER_END = several(5, all_of_them=12)  # of a session

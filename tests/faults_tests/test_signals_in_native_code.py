@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from support import toys
 
-from chainer_hybridmem import planners
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.jit import make_ready
-from chainer_hybridmem.pools import offline, planned_trace
-from chainer_hybridmem.search import local_search
-from chainer_hybridmem.search.annealing import Annealer, Budget
-from chainer_hybridmem.search.candidates import SWAP, Search
-from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.simulation.staggered import staggered_seconds
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.layouts import offline, planned_trace
+from chainer_hybridmem.planning.search import local_search
+from chainer_hybridmem.planning.search.annealing import Annealer, Budget
+from chainer_hybridmem.planning.search.candidates import SWAP, Search
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.planning.simulation.staggered import staggered_seconds
 
 MOMENTS = 25  # drawn, of each kind of work
 LONG = 60.0  # seconds: nothing here takes so long unless it cannot be interrupted
@@ -216,7 +216,9 @@ def test_a_round_in_parts_is_the_same_round(
     limit_bytes = int(0.7 * problem.in_core_peak_bytes)
     results = []
     for seconds in (3600.0, part_seconds):
-        monkeypatch.setattr('chainer_hybridmem.search.annealing.PART_SECONDS', seconds)
+        monkeypatch.setattr(
+            'chainer_hybridmem.planning.search.annealing.PART_SECONDS', seconds
+        )
         search = Search(problem, limit_bytes, barrier=False)
         annealer = Annealer(search, Budget(search, 0, None))
         start = search.evaluate(search.fill(SWAP))

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.training.chainer_access import compat
 
 # isort: split
 from fuzz.cases import Case, draw

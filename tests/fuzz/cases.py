@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from chainer_hybridmem import planners
+from chainer_hybridmem.planning import planners
 
 # isort: split
 from support.drawn_plans import RANDOM

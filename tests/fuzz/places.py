@@ -20,9 +20,9 @@ from support.hostile import late_copies, poisoned_blocks, poisoned_memory
 from support.native_faults import NativeFaults
 from support.virtual import Machine
 
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.recompute import drawing
 
 from .cases import Case
 
@@ -127,7 +127,7 @@ class Cuda(Host):
         case: Case,
         machine: Machine,
     ) -> None:
-        from chainer_hybridmem.devices.cuda.gpu import CudaClock
+        from chainer_hybridmem.training.devices.cuda.gpu import CudaClock
 
         enter(poisoned_blocks())
         elapsed = CudaClock.elapsed
@@ -143,14 +143,14 @@ class Cuda(Host):
         return contextlib.nullcontext()
 
     def open_unlimited(self) -> Any:
-        from chainer_hybridmem.devices.cuda.device import CudaDevice
+        from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 
         return CudaDevice(GPU_BYTES)
 
     def is_left(self) -> bool:
         import cupy
 
-        from chainer_hybridmem.devices.cuda.allocator import Allocator
+        from chainer_hybridmem.training.devices.cuda.allocator import Allocator
 
         allocator = cupy.cuda.get_allocator()
         return isinstance(getattr(allocator, '__self__', None), Allocator)

@@ -37,10 +37,10 @@ import numpy as np
 from support.drawn_plans import RANDOM, random_plan
 from support.virtual import Machine, draw
 
-from chainer_hybridmem import planners
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.execution.evictor import Prefetcher
-from chainer_hybridmem.execution.executor import Executor
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.execution.evictor import Prefetcher
+from chainer_hybridmem.training.execution.executor import Executor
 
 ITERATIONS = 500  # of a session
 STRIDE = 1 << 20  # seeds of one run; another run's begin beyond them

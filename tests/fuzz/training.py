@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import chainer_hybridmem
-from chainer_hybridmem import planners
+from chainer_hybridmem.planning import planners
 
 # isort: split
 import chainer
@@ -22,12 +22,12 @@ import numpy as np
 from support.drawn_plans import RANDOM, random_plan
 from support.virtual import Conditions, Machine
 
-from chainer_hybridmem.chainer_access import owners
-from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
-from chainer_hybridmem.recording import profile_builder, recipe_trials, trials
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.guides import guide as guides
-from chainer_hybridmem.session.setting import link_measurement
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.training.chainer_access import owners
+from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES
+from chainer_hybridmem.training.recording import profile_builder, recipe_trials, trials
+from chainer_hybridmem.training.session.guides import guide as guides
+from chainer_hybridmem.training.session.setting import link_measurement
 
 from .cases import DEEP, UNNAMED, Case, Step
 from .layers import Layer, bring, overwrite, reach

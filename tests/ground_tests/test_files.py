@@ -13,8 +13,8 @@ from support import toys
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records import library
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
 
 
 class Colour(enum.Enum):

@@ -9,15 +9,15 @@ from support.foreign import log, solution, tensor, trace
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.errors import FormatError, OptionError, UnknownNameError
-from chainer_hybridmem.importing import KINDS, checkmate, import_profile
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.pools import in_core_trace
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.profile import Category, Link
-from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.lab.importing import KINDS, checkmate, import_profile
+from chainer_hybridmem.planning.layouts import in_core_trace
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.profile import Category, Link
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.reporting import memory_viz
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
 
 LINK = Link(1e-5, 12e9, 12e9)
 # Forward 0 > 1 > 2 (the loss); backward 3, 4, 5 of 2, 1, 0.

@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.importing import pickles
-from chainer_hybridmem.importing.pickles import Thing, read_pickle
+from chainer_hybridmem.lab.importing import pickles
+from chainer_hybridmem.lab.importing.pickles import Thing, read_pickle
 
 ADMITTED = {
     'builtins set': lambda arguments: list(*arguments),

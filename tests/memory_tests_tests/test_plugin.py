@@ -13,14 +13,14 @@ import xml.etree.ElementTree
 import pytest
 
 import chainer_hybridmem  # for tests that run in this process, as is what they need
-from chainer_hybridmem.recording import peak_meter
-from chainer_hybridmem.session import batch_estimate
+from chainer_hybridmem.forecasting import batch_estimate
+from chainer_hybridmem.training.recording import peak_meter
 
 pytest_plugins = ['pytester']
 LOADED = chainer_hybridmem, peak_meter, batch_estimate
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The entry point may be installed or not: the plugin is loaded once, by its name.
-OURS = ('-p', 'no:hybridmem', '-p', 'chainer_hybridmem.memory_tests.plugin')
+OURS = ('-p', 'no:hybridmem', '-p', 'chainer_hybridmem.extras.memory_tests.plugin')
 TRAINING = """
 import chainer
 import chainer.functions as F
@@ -387,4 +387,7 @@ def test_the_entry_point_names_the_plugin():
         cwd=ROOT, capture_output=True, text=True, check=True, env=dict(os.environ),
     )  # fmt: skip
     name, module = done.stdout.strip().split(' = ')
-    assert (name, module) == ('hybridmem', 'chainer_hybridmem.memory_tests.plugin')
+    assert (name, module) == (
+        'hybridmem',
+        'chainer_hybridmem.extras.memory_tests.plugin',
+    )

@@ -10,13 +10,16 @@ from support import toys
 from support.matrices import several
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.estimation.structure import assemble, events_by_operation
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.algorithm_choices import choose_algorithms
-from chainer_hybridmem.records.profile import Category, Storage
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.forecasting.algorithm_choices import choose_algorithms
+from chainer_hybridmem.forecasting.estimation.structure import (
+    assemble,
+    events_by_operation,
+)
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile import Category, Storage
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 
 STEPS = 3000
 OPERATIONS = 4  # that have several algorithms

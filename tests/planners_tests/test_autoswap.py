@@ -9,11 +9,12 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import autoswap, make_plan
-from chainer_hybridmem.planners.autoswap import import_guess
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.lab.planners import autoswap
+from chainer_hybridmem.lab.planners.autoswap import import_guess
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 
 MIB = toys.MIB
 SCORES = list(autoswap.SCORES)

@@ -16,22 +16,27 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
-from chainer_hybridmem.records.profile import Link, Profile, Storage
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search import bound
-from chainer_hybridmem.search.annealing import actions_of
-from chainer_hybridmem.search.bound import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.planning.records.profile import Link, Profile, Storage
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search import bound
+from chainer_hybridmem.planning.search.annealing import actions_of
+from chainer_hybridmem.planning.search.bound import (
     WholeRelaxation,
     bound_of_parts,
     lower_bound,
     model,
 )
-from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search, least_memory
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.lanes import time_lanes
-from chainer_hybridmem.simulation.timeline import positions_from_plan
+from chainer_hybridmem.planning.search.candidates import (
+    RECOMPUTE,
+    SWAP,
+    Search,
+    least_memory,
+)
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.simulation.lanes import time_lanes
+from chainer_hybridmem.planning.simulation.timeline import positions_from_plan
 
 MIB = toys.MIB
 

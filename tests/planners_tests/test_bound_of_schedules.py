@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from support.toys import MIB
 
-from chainer_hybridmem.records.profile import (
+from chainer_hybridmem.planning.records.profile import (
     Category,
     Link,
     Operation,
@@ -22,8 +22,8 @@ from chainer_hybridmem.records.profile import (
     SlotKind,
     Storage,
 )
-from chainer_hybridmem.search.bound import bound_of_schedules
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.search.bound import bound_of_schedules
+from chainer_hybridmem.planning.simulation import make_problem
 
 FORWARD = 4  # operations; backward has as many
 

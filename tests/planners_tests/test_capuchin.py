@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.capuchin import (
+from chainer_hybridmem.lab.planners.capuchin import (
     Chains,
     Copies,
     Usage,
@@ -24,11 +23,12 @@ from chainer_hybridmem.planners.capuchin import (
     free_seconds,
     in_core_usage,
 )
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import RECOMPUTE, SWAP, least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 MIB = toys.MIB
 

@@ -11,12 +11,17 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.checkpoint import is_expensive
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search, least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.lab.planners.checkpoint import is_expensive
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    Search,
+    least_memory,
+)
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 MIB = toys.MIB
 PLENTY = 2**50

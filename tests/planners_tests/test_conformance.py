@@ -16,9 +16,9 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
-from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.planners import PLANNERS, find_planner, make_plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.testing import PlannerConformance
 from chainer_hybridmem.testing.planners import PROFILES, limits_of, problem_named
 
@@ -82,9 +82,9 @@ SCRIPT = """
 import dataclasses
 from support import toys
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records.plan_file import serialise_plan
-from chainer_hybridmem.records.profile_file import serialise_profile
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.records.plan_file import serialise_plan
+from chainer_hybridmem.planning.records.profile_file import serialise_profile
 profile = toys.random_network(6, 7)
 print(serialise_profile(profile))
 for name in PLANNERS:

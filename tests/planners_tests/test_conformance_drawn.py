@@ -12,10 +12,10 @@ from support import toys
 from support.matrices import several
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners import PLANNERS, find_planner, options_of
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.planners import PLANNERS, find_planner, options_of
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.testing.planners import plan_within
 
 every_planner = pytest.mark.parametrize('name', list(PLANNERS))

@@ -7,12 +7,12 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners.dtr import Evictions, dtr
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, least_memory
-from chainer_hybridmem.search.replay_graph import make_replay_graph
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.lab.planners.dtr import Evictions, dtr
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import KEEP, RECOMPUTE, least_memory
+from chainer_hybridmem.planning.search.replay_graph import make_replay_graph
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 MIB = toys.MIB
 

@@ -14,18 +14,18 @@ from scipy import optimize
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.profile import Link, Profile
-from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.search.bound import bound_of_parts, lower_bound
-from chainer_hybridmem.search.candidates import Search, least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.profile import Link, Profile
+from chainer_hybridmem.planning.records.sharing import share_links
+from chainer_hybridmem.planning.search.bound import bound_of_parts, lower_bound
+from chainer_hybridmem.planning.search.candidates import Search, least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 MIB = toys.MIB
 RIVALS: dict[str, dict[str, Any]] = {name: {} for name in PLANNERS if name != 'exact'}
 RIVALS['autoswap-bo'] = {'evaluations': 10}  # the last two by regression
-module = importlib.import_module('chainer_hybridmem.planners.exact')
+module = importlib.import_module('chainer_hybridmem.planning.planners.exact')
 
 
 def profiles() -> dict[str, Profile]:

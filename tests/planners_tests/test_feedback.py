@@ -8,18 +8,18 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.feedback import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.search.feedback import (
     STEP,
     moved_earlier,
     noticeable,
     reachable,
     rehearsed,
 )
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 
 MIB = toys.MIB
 

@@ -11,24 +11,27 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, PlanError
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.planners.uniform import swap_all
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Tier
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Link, Profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.planners.uniform import swap_all
+from chainer_hybridmem.planning.records.plan import Action, MapPlan, Plan, Tier
+from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.planning.records.profile import Link, Profile
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
     Search,
     least_memory,
 )
-from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.problem import with_host_limit
+from chainer_hybridmem.planning.search.relaxed import relaxed
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.simulation.problem import with_host_limit
 
 DISK_SHARE = 0.2  # of the speed of the link to RAM
 SEEDS = range(6)

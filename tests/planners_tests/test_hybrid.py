@@ -12,11 +12,15 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.search.candidates import Search, count_assignments, least_memory
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.search.candidates import (
+    Search,
+    count_assignments,
+    least_memory,
+)
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
-hybrid = importlib.import_module('chainer_hybridmem.planners.hybrid')
+hybrid = importlib.import_module('chainer_hybridmem.planning.planners.hybrid')
 STEPS = 4000
 SEEDS = range(20, 44)
 SLOW_SEEDS = (22, 35)  # where rivals take all the time that they want

@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, UnknownNameError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.largest_batch import (
+from chainer_hybridmem.forecasting.batches import (
     find_largest_batch,
     with_room_for_trials,
 )
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.simulation.in_core import last_forward
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.planning.simulation.in_core import last_forward
 from chainer_hybridmem.testing import networks
 
 PROFILE = networks.random_network(7, nodes=10)

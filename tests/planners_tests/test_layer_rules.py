@@ -14,16 +14,16 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, PlanError
-from chainer_hybridmem.planners import PLANNERS, find_planner, make_plan
-from chainer_hybridmem.planners.make import price_rules
-from chainer_hybridmem.records.library import load_profile
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.rules import check_rules
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import PLANNERS, find_planner, make_plan
+from chainer_hybridmem.planning.planners.make import price_rules
+from chainer_hybridmem.planning.records.library import load_profile
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.rules import check_rules
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     NUMBERS,
     RECOMPUTE,
@@ -31,13 +31,13 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.obedience import (
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.simulation.obedience import (
     breaks_rules,
     has_no_choice,
     obeyed,
 )
-from chainer_hybridmem.simulation.problem import with_rules
+from chainer_hybridmem.planning.simulation.problem import with_rules
 
 MIB = toys.MIB
 OPTIONS: dict[str, dict[str, Any]] = {

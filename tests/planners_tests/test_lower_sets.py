@@ -15,8 +15,7 @@ from support import toys
 from support.matrices import several
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.lower_sets import (
+from chainer_hybridmem.lab.planners.lower_sets import (
     UNLIMITED,
     boundaries,
     make_stages,
@@ -24,8 +23,9 @@ from chainer_hybridmem.planners.lower_sets import (
     strategies,
     whole_family,
 )
-from chainer_hybridmem.search.replay_graph import make_replay_graph
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search.replay_graph import make_replay_graph
+from chainer_hybridmem.planning.simulation import make_problem
 
 MIB = toys.MIB
 Nodes = frozenset[int]

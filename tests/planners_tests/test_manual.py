@@ -9,9 +9,9 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import check_options, make_plan
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.plan_file import serialise_plan
+from chainer_hybridmem.planning.planners import check_options, make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.plan_file import serialise_plan
 
 MIB = toys.MIB
 LIMIT = '1GiB'

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.repairs import defer_drops
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.search.repairs import defer_drops
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 ANY = 1 << 40
 

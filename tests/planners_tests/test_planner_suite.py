@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError, PlanError
-from chainer_hybridmem.planners import Planner, make_plan
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.search.candidates import KEEP, SWAP, Search
-from chainer_hybridmem.search.planner_options import POSITIVE
-from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.planning.planners import Planner, make_plan
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.search.candidates import KEEP, SWAP, Search
+from chainer_hybridmem.planning.search.planner_options import POSITIVE
+from chainer_hybridmem.planning.simulation import Problem
 from chainer_hybridmem.testing import PlannerConformance
 from chainer_hybridmem.testing.planners import check_refusal, problem_named, register
 

@@ -12,11 +12,12 @@ from support import toys
 from support.matrices import several
 
 from chainer_hybridmem.errors import InfeasibleError, PlanError
-from chainer_hybridmem.planners import make_plan, plan_ranks, retime
-from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.forecasting.rank_plans import plan_ranks, retime
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.sharing import share_links
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 
 FEW = {'steps': 300}  # so that the annealing often ends at something bad
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
@@ -19,7 +19,7 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 MIB = toys.MIB
 CODES = {Action.KEEP: KEEP, Action.SWAP: SWAP, Action.RECOMPUTE: RECOMPUTE}

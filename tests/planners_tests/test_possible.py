@@ -9,11 +9,11 @@ import pytest
 from support.matrices import several
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.search.bound import lower_bound, model
-from chainer_hybridmem.search.bound.possible import Possible, find_possible
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.bound import lower_bound, model
+from chainer_hybridmem.planning.search.bound.possible import Possible, find_possible
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     PASSED,
     RECOMPUTE,
@@ -21,7 +21,7 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.testing.networks import random_network
 
 LIMITS = (1.0, 1.001, 1.01, 1.05)  # of the least memory

@@ -9,12 +9,12 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan
-from chainer_hybridmem.search import relaxed as relaxed_module
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.relaxed import WIDER, relaxed
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, MapPlan, Plan
+from chainer_hybridmem.planning.search import relaxed as relaxed_module
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.search.relaxed import WIDER, relaxed
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 
 MIB = toys.MIB
 PLANNERS = ('swap-all', 'superneurons', 'hybrid')

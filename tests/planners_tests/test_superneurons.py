@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.superneurons import superneurons
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.planners.superneurons import superneurons
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
@@ -23,8 +23,8 @@ from chainer_hybridmem.search.candidates import (
     is_convolution,
     least_memory,
 )
-from chainer_hybridmem.search.repairs import give_up_recomputes
-from chainer_hybridmem.simulation import Problem, make_problem
+from chainer_hybridmem.planning.search.repairs import give_up_recomputes
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 
 MIB = toys.MIB
 

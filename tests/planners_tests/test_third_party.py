@@ -16,7 +16,7 @@ from support import toys
 
 from chainer_hybridmem import commands
 from chainer_hybridmem.errors import OptionError, PlanError, UnknownNameError
-from chainer_hybridmem.planners import (
+from chainer_hybridmem.planning.planners import (
     PLANNERS,
     check_name,
     find_planner,
@@ -25,8 +25,8 @@ from chainer_hybridmem.planners import (
     options_of,
     registry,
 )
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan import Plan
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.testing.planners import problem_named
 
 Install = Callable[..., None]
@@ -35,7 +35,7 @@ LIMIT = 51 * toys.MIB
 FENCE = r'```(\w+)(?: [\w.]+)?\n(.*?)```'
 DOCS = pathlib.Path(__file__).parents[2] / 'docs/reference/writing_a_planner.md'
 WORKING = """
-from chainer_hybridmem.search.candidates import SWAP, Search
+from chainer_hybridmem.planning.search.candidates import SWAP, Search
 
 def lazy(problem, limit_bytes, patience=1):
     search = Search(problem, limit_bytes)
@@ -44,7 +44,7 @@ def lazy(problem, limit_bytes, patience=1):
 """
 # Believes that it has twice the memory.
 TOO_LARGE = """
-from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planning.planners import make_plan
 
 def lazy(problem, limit_bytes):
     return make_plan(problem, 2 * limit_bytes, 'in-core')
@@ -191,8 +191,8 @@ def test_its_bugs_cost_one_row(install: Install, tmp_path: pathlib.Path) -> None
 
 DECLARED = (
     """
-from chainer_hybridmem.planners import Planner
-from chainer_hybridmem.search.planner_options import POSITIVE
+from chainer_hybridmem.planning.planners import Planner
+from chainer_hybridmem.planning.search.planner_options import POSITIVE
 """
     + WORKING
     + """

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
     Search,
     least_memory,
 )
-from chainer_hybridmem.search.repairs import undo_useless_moves
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.search.repairs import undo_useless_moves
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.testing import networks
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.simulation import simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.simulation import simulate
 
 LIMIT = '1GiB'
 

@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from chainer_hybridmem.pools import Trace, from_lifetimes
+from chainer_hybridmem.planning.layouts import Trace, from_lifetimes
 
 
 def random_trace(seed: int, buffers: int = 40, moments: int = 30) -> Trace:

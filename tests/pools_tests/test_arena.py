@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainer_hybridmem.pools import IterationLog, Trace, lay_out
-from chainer_hybridmem.pools.arena import BESIDE, logs_of
+from chainer_hybridmem.planning.layouts import IterationLog, Trace, lay_out
+from chainer_hybridmem.planning.layouts.arena import BESIDE, logs_of
 
 SMALLEST = 100
 

@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.pools import check_layout, exact, planned_trace, smartpool
-from chainer_hybridmem.pools.fitting import fit
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.layouts import (
+    check_layout,
+    exact,
+    planned_trace,
+    smartpool,
+)
+from chainer_hybridmem.planning.layouts.fitting import fit
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.search.relaxed import relaxed
+from chainer_hybridmem.planning.simulation import make_problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support import networks, recordings
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import pools
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.estimation import lower_to_cudnn
-from chainer_hybridmem.pools import Lifetimes, forward_trace
-from chainer_hybridmem.pools import forward as forward_module
-from chainer_hybridmem.recording.inference_recorder import InferenceRecorder
-from chainer_hybridmem.records.profile import SlotKind
+from chainer_hybridmem.extras.inference_recorder import InferenceRecorder
+from chainer_hybridmem.forecasting.estimation import lower_to_cudnn
+from chainer_hybridmem.planning import layouts as pools
+from chainer_hybridmem.planning.layouts import Lifetimes, forward_trace
+from chainer_hybridmem.planning.layouts import forward as forward_module
+from chainer_hybridmem.planning.records.profile import SlotKind
 
 X = np.random.RandomState(0).rand(4, 2048).astype(np.float32)
 UNIT = X.nbytes

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.pools import check_layout, exact
-from chainer_hybridmem.pools.iteration import find_iteration, iteration_trace
-from chainer_hybridmem.pools.replay import replay
+from chainer_hybridmem.lab.pools.replay import replay
+from chainer_hybridmem.planning.layouts import check_layout, exact
+from chainer_hybridmem.planning.layouts.iteration import find_iteration, iteration_trace
 
 
 def training(iterations, warm_up=7, after=0, layers=9):

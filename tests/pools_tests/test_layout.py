@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import OptionError, PlanError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.pools import (
+from chainer_hybridmem.planning.layouts import (
     Trace,
     check_layout,
     exact,
@@ -22,7 +21,8 @@ from chainer_hybridmem.pools import (
     planned_trace,
     smartpool,
 )
-from chainer_hybridmem.search.deadline import Deadline
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search.deadline import Deadline
 
 
 def brute_force(trace: Trace) -> int:
@@ -159,10 +159,12 @@ def test_an_alignment_that_is_none(alignment):
 @given(problems.traces(30), st.integers(1, 6), st.integers(0, 12), st.integers(1, 4))
 def test_very_many_buffers_have_layouts_without_overlap(trace, large, settled, part):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr('chainer_hybridmem.pools.offline.MOST_BLOCKS', 0)
-        patch.setattr('chainer_hybridmem.pools.offline.MOST_LARGE', large)
-        patch.setattr('chainer_hybridmem.pools.offline.MOST_SETTLED', large + settled)
-        patch.setattr('chainer_hybridmem.pools.offline.BRIEF_PART', part)
+        patch.setattr('chainer_hybridmem.planning.layouts.offline.MOST_BLOCKS', 0)
+        patch.setattr('chainer_hybridmem.planning.layouts.offline.MOST_LARGE', large)
+        patch.setattr(
+            'chainer_hybridmem.planning.layouts.offline.MOST_SETTLED', large + settled
+        )
+        patch.setattr('chainer_hybridmem.planning.layouts.offline.BRIEF_PART', part)
         found = exact(trace, 8)
     check_layout(trace, found)
     assert found.bound_bytes <= exact(trace, 8).footprint_bytes
@@ -177,8 +179,8 @@ def test_brief_buffers_fill_the_holes_of_large_ones(monkeypatch):
         lower += [400 * k, *range(400 * k, 400 * k + 200)]
         upper += [400 * k + 390, *range(400 * k + 5, 400 * k + 205)]
     trace = from_lifetimes(sizes, lower, upper)
-    monkeypatch.setattr('chainer_hybridmem.pools.offline.MOST_BLOCKS', 100)
-    monkeypatch.setattr('chainer_hybridmem.pools.offline.MOST_LARGE', 10)
+    monkeypatch.setattr('chainer_hybridmem.planning.layouts.offline.MOST_BLOCKS', 100)
+    monkeypatch.setattr('chainer_hybridmem.planning.layouts.offline.MOST_LARGE', 10)
     found = exact(trace)
     check_layout(trace, found)
     assert found.found_by.endswith(', filled')

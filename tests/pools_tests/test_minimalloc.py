@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from support import toys
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.pools import check_layout, exact, in_core_trace, minimalloc
-from chainer_hybridmem.pools.offline import given as given_layout
+from chainer_hybridmem.lab.pools import minimalloc
+from chainer_hybridmem.planning.layouts import check_layout, exact, in_core_trace
+from chainer_hybridmem.planning.layouts.offline import given as given_layout
 
 EXAMPLE = """id,lower,upper,size
 b1,0,3,4

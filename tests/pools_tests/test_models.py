@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from support import toys
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
-from chainer_hybridmem.pools import Trace, from_log, in_core_trace
-from chainer_hybridmem.pools.catalogue import POOLS, round_multiple, round_power
-from chainer_hybridmem.pools.replay import compare, recommend, replay
+from chainer_hybridmem.lab.pools.catalogue import POOLS, round_multiple, round_power
+from chainer_hybridmem.lab.pools.replay import compare, recommend, replay
+from chainer_hybridmem.planning.layouts import Trace, from_log, in_core_trace
 
 MIB = 2**20
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chainer_hybridmem.pools import canonical, ejection
-from chainer_hybridmem.pools.placement import Blocks
-from chainer_hybridmem.search.deadline import Deadline
+from chainer_hybridmem.planning.layouts import canonical, ejection
+from chainer_hybridmem.planning.layouts.placement import Blocks
+from chainer_hybridmem.planning.search.deadline import Deadline
 
 TIMES = np.arange(62)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.pools import Trace, from_lifetimes, from_log
-from chainer_hybridmem.pools.trace import check_trace
+from chainer_hybridmem.planning.layouts import Trace, from_lifetimes, from_log
+from chainer_hybridmem.planning.layouts.trace import check_trace
 
 
 def test_lifetimes_are_half_open():

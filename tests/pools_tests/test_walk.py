@@ -8,13 +8,17 @@ import pytest
 from support import networks, recordings, toys
 
 from chainer_hybridmem.errors import FormatError, InfeasibleError, PlanError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.pools import in_core_trace, planned_trace, recorded_trace
-from chainer_hybridmem.pools.trace import check_trace
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation.in_core import in_core_peak_bytes
-from chainer_hybridmem.simulation.problem import make_problem
+from chainer_hybridmem.planning.layouts import (
+    in_core_trace,
+    planned_trace,
+    recorded_trace,
+)
+from chainer_hybridmem.planning.layouts.trace import check_trace
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation.in_core import in_core_peak_bytes
+from chainer_hybridmem.planning.simulation.problem import make_problem
 
 PLANNERS = ('in-core', 'swap-all', 'swap-opt', 'superneurons', 'pooch')
 

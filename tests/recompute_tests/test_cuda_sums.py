@@ -13,9 +13,9 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.recompute import cuda_sums, fused_replays
-from chainer_hybridmem.records.profile import FORMULAS
+from chainer_hybridmem.planning.records.profile import FORMULAS
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.recompute import cuda_sums, fused_replays
 
 pytestmark = pytest.mark.gpu
 ITERATIONS = 8

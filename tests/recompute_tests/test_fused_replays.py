@@ -13,8 +13,8 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.recompute import fused_replays
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.recompute import fused_replays
 
 TYPES = [np.float16, np.float32, np.float64]
 LAYOUTS = ['channels first', 'channels last', 'every other', 'reversed']

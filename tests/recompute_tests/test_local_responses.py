@@ -12,8 +12,8 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.recompute import fused_replays
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.recompute import fused_replays
 
 SHAPES = [(3, 7, 6, 5), (2, 3), (1, 1, 4), (2, 40, 3, 3)]
 ITERATIONS = 8

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from support.virtual import Machine
 
-from chainer_hybridmem import planners
-from chainer_hybridmem.recompute import fused_replays
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.search.candidates import KEEP, RECOMPUTE, Search
+from chainer_hybridmem.training.recompute import fused_replays
 
 LIMIT = '1GB'
 ITERATIONS = 6

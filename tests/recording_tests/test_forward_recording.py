@@ -9,21 +9,21 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import pools
-from chainer_hybridmem.chainer_access import owners
-from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.estimation import SamplePair, lower_to_cudnn
-from chainer_hybridmem.records.profile import (
+from chainer_hybridmem.forecasting.estimation import SamplePair, lower_to_cudnn
+from chainer_hybridmem.planning import layouts as pools
+from chainer_hybridmem.planning.records.profile import (
     Category,
     Phase,
     SlotKind,
 )
-from chainer_hybridmem.records.profile_file import (
+from chainer_hybridmem.planning.records.profile_file import (
     check_profile,
     parse_profile,
     serialise_profile,
 )
+from chainer_hybridmem.training.chainer_access import owners
+from chainer_hybridmem.training.devices.host import numpy_memory
 
 
 def recorded(batchsize):

@@ -12,11 +12,11 @@ import pytest
 from support import networks, trace_format
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices import pools
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.devices.protocol import PoolFigures
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.recording.memory_series import SERIES, MemoryProfiler
+from chainer_hybridmem.extras import memory_pools as pools
+from chainer_hybridmem.extras.memory_series import SERIES, MemoryProfiler
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.devices.protocol import PoolFigures
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support import networks  # imports chainer_hybridmem before chainer
 
-from chainer_hybridmem.records.profile import Category
+from chainer_hybridmem.planning.records.profile import Category
 
 ITERATIONS = 5
 

@@ -13,10 +13,10 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.recording.peak_meter import PeakMeter
-from chainer_hybridmem.records.peak import IN_SESSION, OUTSIDE, Load, Peak
+from chainer_hybridmem.planning.records.peak import IN_SESSION, OUTSIDE, Load, Peak
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.recording.peak_meter import PeakMeter
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.recording import stopwatch
+from chainer_hybridmem.training.recording import stopwatch
 
 
 class Clock:

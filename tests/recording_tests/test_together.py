@@ -15,14 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import networks, toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.pools import in_core_trace, planned_trace
-from chainer_hybridmem.recording import profile_builder
-from chainer_hybridmem.recording.profile_builder import count_together, find_small
-from chainer_hybridmem.records.profile import Category, Profile, Storage
-from chainer_hybridmem.records.profile_file import check_profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.layouts import in_core_trace, planned_trace
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile import Category, Profile, Storage
+from chainer_hybridmem.planning.records.profile_file import check_profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.recording import profile_builder
+from chainer_hybridmem.training.recording.profile_builder import (
+    count_together,
+    find_small,
+)
 
 many = settings(max_examples=150, deadline=None)
 seeds = st.integers(0, 2**32)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile_file import serialise_profile
-from chainer_hybridmem.search.candidates import Search
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.planning.records.profile_file import serialise_profile
+from chainer_hybridmem.planning.search.candidates import Search
+from chainer_hybridmem.planning.simulation import make_problem
 
 EXAMPLE = Plan(
     planner='test',

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.records.profile import (
+from chainer_hybridmem.planning.records.profile import (
     Category,
     Link,
     Operation,
@@ -24,12 +24,12 @@ from chainer_hybridmem.records.profile import (
     Recipe,
     Storage,
 )
-from chainer_hybridmem.records.profile_file import (
+from chainer_hybridmem.planning.records.profile_file import (
     check_profile,
     parse_profile,
     serialise_profile,
 )
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.simulation import make_problem
 
 NAMES: dict[str, list[str]] = {}
 for name, kind in (

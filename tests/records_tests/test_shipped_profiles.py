@@ -10,8 +10,8 @@ import pytest
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import profiles
 from chainer_hybridmem.errors import FormatError, UnknownNameError
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 
 FOLDER = pathlib.Path(profiles.__file__).parent
 NAMES = hybridmem.shipped_profiles()

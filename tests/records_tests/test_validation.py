@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action, MapPlan, Plan, Replay
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, MapPlan, Plan, Replay
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 MIB = toys.MIB
 FIELDS = (

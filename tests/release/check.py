@@ -29,7 +29,7 @@ NEEDED = {
         'chainer_hybridmem.pth',
         'chainer_hybridmem/py.typed',
         'chainer_hybridmem/commit.txt',
-        'chainer_hybridmem/estimation/device_models.json',
+        'chainer_hybridmem/forecasting/estimation/device_models.json',
         'chainer_hybridmem/profiles/resnet50-b8-host.json.gz',
     ),
     'sdist': (

@@ -7,15 +7,15 @@ import json
 import pytest
 from support import toys, trace_format
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.reporting.chrome_trace import (
     STREAMS,
     chrome_trace,
     trace_events,
 )
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem, simulate
 
 PROFILES = [toys.chain(), *(toys.random_graph(seed, 12) for seed in range(8))]
 PLANNERS = ['swap-all-unscheduled', 'pooch', 'superneurons']

@@ -14,11 +14,11 @@ import pytest
 from support import toys
 from support.drawn_plans import random_plan
 
-from chainer_hybridmem.planners import make_plan
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.reporting import memory_viz
 from chainer_hybridmem.reporting.memory_viz import Event, make_snapshot
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem, simulate
 
 MIB = 1 << 20
 OPCODES = {

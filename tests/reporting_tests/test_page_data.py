@@ -14,11 +14,14 @@ from support import toys
 from support.drawn_plans import random_plan
 
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.measured_timeline import Sample
-from chainer_hybridmem.records.plan import FOR_REPLAYS, Action
-from chainer_hybridmem.records.profile import Category, Profile, Storage
-from chainer_hybridmem.records.timeline import Interval
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.measured_timeline import Sample
+from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, Action
+from chainer_hybridmem.planning.records.profile import Category, Profile, Storage
+from chainer_hybridmem.planning.records.timeline import Interval
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.reporting import page
 from chainer_hybridmem.reporting.page import (
     Run,
@@ -38,9 +41,6 @@ from chainer_hybridmem.reporting.page.data import (
 from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
 from chainer_hybridmem.reporting.page.reasons import PASSED
 from chainer_hybridmem.reporting.rows import as_table
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem, simulate
 
 PUBLISHED = {
     'uPlot.iife.min.js': (

@@ -15,8 +15,8 @@ from support.browser import find_chromium, open_browser
 from support.timelines import measured_like
 
 from chainer_hybridmem import make_plan, units
+from chainer_hybridmem.planning.simulation import simulate
 from chainer_hybridmem.reporting.page import Run, make_data, make_frame, make_page
-from chainer_hybridmem.simulation import simulate
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None,

@@ -9,11 +9,11 @@ import pytest
 from support import toys
 
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Category
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import Category
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.reporting.page import Run, make_data
-from chainer_hybridmem.simulation import make_problem, simulate
 
 RESNET = 'shipped:resnet50-b640-v100-estimated'
 

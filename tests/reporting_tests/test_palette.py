@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from chainer_hybridmem.planners import names
+from chainer_hybridmem.planning.planners import names
 from chainer_hybridmem.reporting.page.composition import GROUPS
 from chainer_hybridmem.reporting.palette import COLOURS, GROUP_COLOURS, LINE_COLOURS
 

@@ -15,9 +15,9 @@ from support.hostile import late_copies, poisoned_memory
 from support.quick_search import quick_search
 from support.virtual import Machine
 
-from chainer_hybridmem.devices.copies import Copies
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.devices.host.memory import HostMemory
+from chainer_hybridmem.training.devices.copies import Copies
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host.memory import HostMemory
 
 
 def _is_real(node: pytest.Item | pytest.Collector) -> bool:

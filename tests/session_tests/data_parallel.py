@@ -20,7 +20,7 @@ import chainer.links as L
 import chainermn
 import numpy as np
 
-from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.planning.records.plan import Action
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from support import networks

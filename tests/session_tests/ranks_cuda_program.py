@@ -23,7 +23,7 @@ import cupy
 import numpy as np
 from mpi4py import MPI
 
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.recompute import drawing
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(sys.path[0]))

@@ -20,9 +20,9 @@ import chainer
 import chainermn
 import numpy as np
 
-from chainer_hybridmem.devices import link as link_module
-from chainer_hybridmem.session.planning import plan_maker
-from chainer_hybridmem.session.setting import ranks
+from chainer_hybridmem.training.devices import link as link_module
+from chainer_hybridmem.training.session.planning import plan_maker
+from chainer_hybridmem.training.session.setting import ranks
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from support import networks

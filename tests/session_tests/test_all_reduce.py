@@ -15,13 +15,16 @@ import chainer_hybridmem as hybridmem
 import chainer
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.estimation import with_all_reduce
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.recording.stopwatch import Times
-from chainer_hybridmem.records.profile import Phase
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.session.guides.profiling_plan import with_median_times
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.forecasting.estimation import with_all_reduce
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile import Phase
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.recording.stopwatch import Times
+from chainer_hybridmem.training.session.guides.profiling_plan import with_median_times
 
 pytestmark = needs_mpi
 LIMIT = '4.5MiB'

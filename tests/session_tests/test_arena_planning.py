@@ -10,15 +10,20 @@ from support import networks, toys
 
 from chainer_hybridmem import jit
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.pools import check_layout, lay_out, offline, planned_trace
-from chainer_hybridmem.search import deadline
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.deadline import Deadline
-from chainer_hybridmem.session.planning import plan_maker
-from chainer_hybridmem.session.planning.plan_maker import plan_with_arena
-from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.layouts import (
+    check_layout,
+    lay_out,
+    offline,
+    planned_trace,
+)
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.search import deadline
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.search.deadline import Deadline
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.session.planning import plan_maker
+from chainer_hybridmem.training.session.planning.plan_maker import plan_with_arena
+from chainer_hybridmem.training.session.setting.options import Options
 
 
 def place(logs):

@@ -7,8 +7,8 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.host.device import HostDevice
-from chainer_hybridmem.session.planning import plan_maker
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.session.planning import plan_maker
 
 ITERATIONS = 12
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core

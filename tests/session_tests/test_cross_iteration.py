@@ -18,19 +18,19 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from chainer_hybridmem import planners
-from chainer_hybridmem.devices.ports import Arrays
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.execution.crossing import PersistentMap
-from chainer_hybridmem.execution.live_map import State
-from chainer_hybridmem.execution.mover import Mover
-from chainer_hybridmem.execution.replayer import Restorer
-from chainer_hybridmem.planners.hybrid import hybrid
-from chainer_hybridmem.planners.uniform import swap_all
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.planners.hybrid import hybrid
+from chainer_hybridmem.planning.planners.uniform import swap_all
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.search.relaxed import relaxed
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.devices.ports import Arrays
+from chainer_hybridmem.training.execution.crossing import PersistentMap
+from chainer_hybridmem.training.execution.live_map import State
+from chainer_hybridmem.training.execution.mover import Mover
+from chainer_hybridmem.training.execution.replayer import Restorer
 
 OPTIMIZERS = {
     'momentum': lambda: chainer.optimizers.MomentumSGD(0.01),

@@ -11,8 +11,8 @@ from support import networks
 from support.gpu_programs import BATCH_SIZE
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import planners
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.training.recompute import drawing
 from chainer_hybridmem.units import parse_bytes
 
 pytestmark = pytest.mark.gpu
@@ -115,7 +115,7 @@ def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkey
     """Hazard 1: a slow copy stream must not let anybody see stale memory."""
     import cupy
 
-    from chainer_hybridmem.devices.copies import Copies
+    from chainer_hybridmem.training.devices.copies import Copies
 
     spin = cupy.RawKernel(
         r'extern "C" __global__ void spin(long long n) '
@@ -146,7 +146,7 @@ def test_delayed_copies_and_poisoned_memory_change_nothing(in_core, peak, monkey
 
 def hybridmem_view(root):
     """All of an allocation as float32."""
-    from chainer_hybridmem.devices.protocol import View
+    from chainer_hybridmem.training.devices.protocol import View
 
     return View(0, (root.size // 4,), (4,), '<f4')
 

@@ -34,7 +34,7 @@ from support.gpu_programs import (
 )
 from support.matrices import several
 
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.recompute import drawing
 
 pytestmark = pytest.mark.gpu
 LONGER = 16  # where several graphs are learnt

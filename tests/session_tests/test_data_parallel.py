@@ -19,7 +19,7 @@ import chainer_hybridmem  # before chainer
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.planning.records.plan import Action
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PROCESSES = 2

@@ -16,11 +16,11 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.records.profile import Slot, SlotKind
-from chainer_hybridmem.session.session import active_session
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.execution.live_map import LiveMap, State
+from chainer_hybridmem.training.session.session import active_session
 
 ITERATIONS = 10
 PLANNERS = ['in-core', 'swap-all', 'hybrid', 'checkpoint-speed', 'checkpoint-sqrt']

@@ -11,7 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.session.session import active_session
+from chainer_hybridmem.training.session.session import active_session
 
 
 class Critic(chainer.Chain):

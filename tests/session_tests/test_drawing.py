@@ -12,7 +12,7 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.recompute import drawing
 
 ITERATIONS = 10
 LATE = 6

@@ -16,8 +16,8 @@ import chainer.links as L
 import numpy as np
 from chainer.backends import cuda
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.recompute import drawing
 
 ITERATIONS = 10
 pytestmark = needs_cudnn

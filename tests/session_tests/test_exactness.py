@@ -7,12 +7,12 @@ import pytest
 from support import networks
 from support.drawn_plans import RANDOM, random_plan
 
-from chainer_hybridmem import planners
-from chainer_hybridmem.execution.replayer import Recipes
-from chainer_hybridmem.planners.superneurons import superneurons
-from chainer_hybridmem.planners.uniform import swap_all
-from chainer_hybridmem.records.plan import FOR_REPLAYS
-from chainer_hybridmem.search.relaxed import relaxed
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.planners.superneurons import superneurons
+from chainer_hybridmem.planning.planners.uniform import swap_all
+from chainer_hybridmem.planning.records.plan import FOR_REPLAYS
+from chainer_hybridmem.planning.search.relaxed import relaxed
+from chainer_hybridmem.training.execution.replayer import Recipes
 
 PLANNERS = list(planners.PLANNERS)
 ITERATIONS = 7

@@ -12,7 +12,7 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.session.session import active_session
+from chainer_hybridmem.training.session.session import active_session
 
 SIDE = 500
 PARAMETERS = 2 * 4 * (SIDE * SIDE + SIDE)  # bytes

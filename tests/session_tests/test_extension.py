@@ -16,10 +16,10 @@ from chainer.training import extensions
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.errors import OptionError, SessionError, UnknownNameError
-from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.devices.host.memory import HostMemory
 from chainer_hybridmem.units import format_bytes
 
 LIMIT = 4_000_000

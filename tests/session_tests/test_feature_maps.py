@@ -5,9 +5,9 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.execution.live_map import HostSide, LiveMap, State
-from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.execution.live_map import HostSide, LiveMap, State
 
 
 def retained(device, array, live=None):

@@ -13,9 +13,9 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.simulation import make_problem
 
 ITERATIONS = 8
 CLASSES = 4000

@@ -20,23 +20,23 @@ import chainer.links as L
 from chainer.graph_optimizations.static_graph import static_graph
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.estimation import Kind
-from chainer_hybridmem.session import limit_finder
-from chainer_hybridmem.session.follower import Follower
-from chainer_hybridmem.session.limit_finder import find_least_limit
-from chainer_hybridmem.session.recording_session import (
+from chainer_hybridmem.forecasting.estimation import Kind
+from chainer_hybridmem.forecasting.recording_session import (
     RecordingSession,
     recording_options,
 )
-from chainer_hybridmem.session.session import active_session
-from chainer_hybridmem.session.setting.options import OPTIONS, RECORDED_WITH
-from chainer_hybridmem.session.step_recorder import (
+from chainer_hybridmem.running import limit_finder
+from chainer_hybridmem.running.follower import Follower
+from chainer_hybridmem.running.limit_finder import find_least_limit
+from chainer_hybridmem.running.step_recorder import (
     TIMED_STEPS,
     PlainTimer,
     RecordedProgram,
 )
+from chainer_hybridmem.training.devices.host.memory import HostMemory
+from chainer_hybridmem.training.session.session import active_session
+from chainer_hybridmem.training.session.setting.options import OPTIONS, RECORDED_WITH
 from chainer_hybridmem.units import parse_bytes
 
 LIMIT = 3_000_000  # of 4.3 MB
@@ -374,7 +374,9 @@ def test_a_slip_in_a_rule_is_refused_before_a_limit_is_looked_for():
 
 def test_all_that_is_free_is_shared_and_told(monkeypatch):
     """On a CPU host copies are in the same RAM."""
-    monkeypatch.setattr('chainer_hybridmem.devices.available_ram', lambda: 16 * 2**30)
+    monkeypatch.setattr(
+        'chainer_hybridmem.training.devices.available_ram', lambda: 16 * 2**30
+    )
     with Follower('free', {}, count_sharers=lambda: 2) as follower:
         one_model()
     (figures,) = follower._figures
@@ -392,7 +394,9 @@ def test_all_that_is_free_is_shared_and_told(monkeypatch):
 )
 def test_what_host_copies_may_take_is_not_free(options, nbytes, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr('chainer_hybridmem.devices.available_ram', lambda: 10**7)
+    monkeypatch.setattr(
+        'chainer_hybridmem.training.devices.available_ram', lambda: 10**7
+    )
     expected = one_model()
     with Follower('free', options) as follower:
         assert one_model() == expected
@@ -404,7 +408,9 @@ def test_what_host_copies_may_take_is_not_free(options, nbytes, monkeypatch, tmp
 
 
 def test_what_is_not_free_is_told(monkeypatch):
-    monkeypatch.setattr('chainer_hybridmem.devices.available_ram', lambda: 10**6)
+    monkeypatch.setattr(
+        'chainer_hybridmem.training.devices.available_ram', lambda: 10**6
+    )
     follower = Follower('free', {'splitting': False})
     with pytest.raises(MemoryError), follower:
         one_model()

@@ -16,7 +16,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from chainer_hybridmem.session.planning import plan_maker
+from chainer_hybridmem.training.session.planning import plan_maker
 
 LIMIT = 240_000_000
 LIBRARIES = 64_000_000  # bytes: BLAS, the planner, Python, what times replays

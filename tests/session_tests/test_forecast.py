@@ -13,11 +13,11 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.records.profile import Category
-from chainer_hybridmem.session.guides import forecast as forecasting
-from chainer_hybridmem.session.guides.forecast import coming
-from chainer_hybridmem.session.iterations import learning
-from chainer_hybridmem.session.iterations.overrun import SMALL_BYTES
+from chainer_hybridmem.planning.records.profile import Category
+from chainer_hybridmem.training.session.guides import forecast as forecasting
+from chainer_hybridmem.training.session.guides.forecast import coming
+from chainer_hybridmem.training.session.iterations import learning
+from chainer_hybridmem.training.session.iterations.overrun import SMALL_BYTES
 
 KNOWN = r'known to do is (\d+) bytes'
 BATCH = networks.batches(1)[0]

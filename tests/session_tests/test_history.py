@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from support import toys
 
-from chainer_hybridmem.devices.protocol import PlaceFigures, PoolFigures
-from chainer_hybridmem.execution.mover import Counters
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.session.guides.guide import PlanArena
-from chainer_hybridmem.session.iterations.iteration_history import IterationHistory
-from chainer_hybridmem.session.results import collect_statistics
-from chainer_hybridmem.session.setting.planning_time import PlanningTime
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.training.devices.protocol import PlaceFigures, PoolFigures
+from chainer_hybridmem.training.execution.mover import Counters
+from chainer_hybridmem.training.session.guides.guide import PlanArena
+from chainer_hybridmem.training.session.iterations.iteration_history import (
+    IterationHistory,
+)
+from chainer_hybridmem.training.session.results import collect_statistics
+from chainer_hybridmem.training.session.setting.planning_time import PlanningTime
 
 NEWEST = 1000  # as the docstrings say
 

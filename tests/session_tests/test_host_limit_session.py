@@ -13,12 +13,12 @@ import chainer_hybridmem as hybridmem
 # isort: split
 import chainer
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.devices.swap_store.store import Store
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError
-from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.records.plan import Action, Tier
-from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.planning.records.plan import Action, Tier
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.devices.swap_store.store import Store
+from chainer_hybridmem.training.execution.live_map import LiveMap
 
 ITERATIONS = 6
 SHARE = 0.72  # of the in-core peak: what the others tests train in
@@ -154,7 +154,7 @@ def test_a_swap_out_without_room_leaves_the_map_where_it_is(open_host_device):
 
 @pytest.fixture
 def open_host_device():
-    from chainer_hybridmem.devices.host.device import HostDevice
+    from chainer_hybridmem.training.devices.host.device import HostDevice
 
     device = HostDevice(1 << 20, host_limit_bytes=4096)
     device.memory.install(lambda nbytes: None)
@@ -189,7 +189,7 @@ def test_a_kind_of_iteration_that_is_forgotten_holds_no_host_memory(
     peak, swapped, monkeypatch
 ):
     monkeypatch.setattr(
-        'chainer_hybridmem.session.guides.guidebook.LARGEST_GUIDE_COUNT', 1
+        'chainer_hybridmem.training.session.guides.guidebook.LARGEST_GUIDE_COUNT', 1
     )
     long, short = networks.batches(1), networks.batches(1, size=6)
     held = []

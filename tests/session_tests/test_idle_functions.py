@@ -15,11 +15,11 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from chainer_hybridmem.execution.executor import Executor
-from chainer_hybridmem.execution.live_maps import LiveMaps
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.execution.executor import Executor
+from chainer_hybridmem.training.execution.live_maps import LiveMaps
 
 ITERATIONS = 9
 UNITS = 64

@@ -13,8 +13,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.session import inference_session
+from chainer_hybridmem.extras import inference_session
+from chainer_hybridmem.training.devices.host import numpy_memory
 
 DEVICES = ['@numpy', pytest.param('@cupy:0', marks=pytest.mark.gpu)]
 PICTURES = np.random.RandomState(0).rand(12, 3, 32, 32).astype(np.float32)

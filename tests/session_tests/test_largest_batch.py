@@ -125,7 +125,7 @@ def test_a_gpu_that_is_not_there():
 
 
 def test_without_a_limit_it_is_that_of_the_machine(monkeypatch):
-    ram = 'chainer_hybridmem.session.largest_batch.total_ram'
+    ram = 'chainer_hybridmem.forecasting.largest_batch.total_ram'
     monkeypatch.setattr(ram, lambda: 6 * 2**20)
     trained = Trained()
     found = hybridmem.largest_batch(trained.step, model=trained.model, most=8)

@@ -16,8 +16,8 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import errors
-from chainer_hybridmem.chainer_access.owners import model_arrays
-from chainer_hybridmem.devices.host.memory import HostMemory
+from chainer_hybridmem.training.chainer_access.owners import model_arrays
+from chainer_hybridmem.training.devices.host.memory import HostMemory
 
 LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core
 BATCH = networks.batches(1)[0]

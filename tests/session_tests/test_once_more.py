@@ -13,8 +13,8 @@ import chainer
 import chainer.functions as F
 
 import chainer_hybridmem
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 
 ITERATIONS = 9
 USUAL = 5  # iterations before, which follow a plan by then

@@ -13,8 +13,8 @@ import pytest
 from support.matrices import several
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.devices.host.memory import HostMemory
 from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.training.devices.host.memory import HostMemory
 
 KNOWN = r'known to do is (\d+) bytes'
 ITERATIONS = 9
@@ -179,7 +179,7 @@ def test_what_the_machine_has_not_is_refused_at_once(monkeypatch):
 
 def test_the_limit_gives_way_no_further_than_the_machine(monkeypatch):
     monkeypatch.setattr(
-        'chainer_hybridmem.devices.host.memory.available_ram', lambda: 1000
+        'chainer_hybridmem.training.devices.host.memory.available_ram', lambda: 1000
     )
     with pytest.raises(OutOfMemoryError, match='needs a limit of at least'):
         small_steps(1_500_000, [800])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.session.iterations.iteration_history import PlainPeak
+from chainer_hybridmem.training.session.iterations.iteration_history import PlainPeak
 
 ITERATIONS = 30  # until the longest one has been recorded, too
 RNG = np.random.RandomState(0)

@@ -25,16 +25,19 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem
-from chainer_hybridmem.devices.host.device import HostDevice
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.records.plan_file import serialise_plan
-from chainer_hybridmem.records.profile import Slot, SlotKind
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.session import plan_cache
-from chainer_hybridmem.session.plan_cache import PlanCache
-from chainer_hybridmem.session.planning.planning import Planning
-from chainer_hybridmem.session.session import Session
-from chainer_hybridmem.splitting.rules import Way
+from chainer_hybridmem.planning.records.plan_file import serialise_plan
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.training.devices.host.device import HostDevice
+from chainer_hybridmem.training.session import plan_cache
+from chainer_hybridmem.training.session.plan_cache import PlanCache
+from chainer_hybridmem.training.session.planning.planning import Planning
+from chainer_hybridmem.training.session.session import Session
+from chainer_hybridmem.training.splitting.rules import Way
 
 LIMIT = 1_600_000  # bytes; plain Chainer needs 2.8 million
 PLANNER = 'superneurons'  # keeps, swaps and recomputes here
@@ -289,7 +292,7 @@ def test_a_link_that_is_shared_and_not_its_name(data, tmp_path):
 @pytest.mark.parametrize(
     ('changed', 'new'),
     [
-        ('chainer_hybridmem.session.plan_cache.__version__', '0.0'),
+        ('chainer_hybridmem.training.session.plan_cache.__version__', '0.0'),
         ('chainer.__version__', '0.0'),
         ('numpy.__version__', '0.0'),
         ('platform.python_version', lambda: '0.0'),
@@ -553,7 +556,8 @@ def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
 def test_a_folder_of_root_is_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'geteuid', lambda: os.stat(tmp_path).st_uid + 1)
     monkeypatch.setattr(
-        'chainer_hybridmem.session.setting.cache_folder.ROOT', os.stat(tmp_path).st_uid
+        'chainer_hybridmem.training.session.setting.cache_folder.ROOT',
+        os.stat(tmp_path).st_uid,
     )
     chainer_hybridmem.optimize(Net(), LIMIT, cache_dir=tmp_path)
 

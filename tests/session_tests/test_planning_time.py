@@ -14,12 +14,12 @@ import pytest
 from support import networks
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.recording import Recorder
-from chainer_hybridmem.recording.allocation_log import AllocationLog
-from chainer_hybridmem.session import session as session_module
-from chainer_hybridmem.session.guides import guide
-from chainer_hybridmem.session.planning import plan_maker, planning
-from chainer_hybridmem.session.setting import planning_time
+from chainer_hybridmem.training.recording import Recorder
+from chainer_hybridmem.training.recording.allocation_log import AllocationLog
+from chainer_hybridmem.training.session import session as session_module
+from chainer_hybridmem.training.session.guides import guide
+from chainer_hybridmem.training.session.planning import plan_maker, planning
+from chainer_hybridmem.training.session.setting import planning_time
 from chainer_hybridmem.units import format_seconds
 
 # Seconds that each step takes on a clock that nothing else moves.

@@ -14,15 +14,15 @@ from support import reports
 from support.scenarios import Run
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.devices import ports
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.execution import evictor
-from chainer_hybridmem.execution.evictor import Rescue
-from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.session.setting.measuring_instruments import (
+from chainer_hybridmem.training.devices import ports
+from chainer_hybridmem.training.execution import evictor
+from chainer_hybridmem.training.execution.evictor import Rescue
+from chainer_hybridmem.training.execution.live_map import LiveMap, State
+from chainer_hybridmem.training.session.setting.measuring_instruments import (
     Instruments,
 )
-from chainer_hybridmem.splitting import rules
+from chainer_hybridmem.training.splitting import rules
 
 QUICK: dict[Any, dict[str, Any]] = {
     'hybrid': {'steps': 1000},
@@ -110,9 +110,9 @@ def host_map():
     import chainer
     import numpy as np
 
-    from chainer_hybridmem.chainer_access.graph import SlotRef
-    from chainer_hybridmem.devices.host.device import HostDevice
-    from chainer_hybridmem.records.profile import Slot, SlotKind
+    from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+    from chainer_hybridmem.training.chainer_access.graph import SlotRef
+    from chainer_hybridmem.training.devices.host.device import HostDevice
 
     device = HostDevice(1 << 24)
     device.memory.install(lambda missing: None)

@@ -14,11 +14,11 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
-from chainer_hybridmem.execution import ledger
-from chainer_hybridmem.recording import Recorder
-from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.guides.guidebook import GuideBook
-from chainer_hybridmem.session.iterations import (
+from chainer_hybridmem.training.execution import ledger
+from chainer_hybridmem.training.recording import Recorder
+from chainer_hybridmem.training.session.guides.guide import Guide
+from chainer_hybridmem.training.session.guides.guidebook import GuideBook
+from chainer_hybridmem.training.session.iterations import (
     iteration_history,
     loop,
 )
@@ -39,7 +39,8 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             made.append(self)
 
     monkeypatch.setattr(
-        'chainer_hybridmem.session.setting.measuring_instruments.Recorder', Counted
+        'chainer_hybridmem.training.session.setting.measuring_instruments.Recorder',
+        Counted,
     )
     return made
 

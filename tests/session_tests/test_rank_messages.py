@@ -8,8 +8,8 @@ from collections import deque
 
 import pytest
 
-from chainer_hybridmem.session.setting import ranks
-from chainer_hybridmem.session.setting.ranks import Ranks, Topic
+from chainer_hybridmem.training.session.setting import ranks
+from chainer_hybridmem.training.session.setting.ranks import Ranks, Topic
 
 MPI = pytest.importorskip('mpi4py.MPI')
 CHANGE, OTHER = Topic('change', ('a',)), Topic('change', ('b',))

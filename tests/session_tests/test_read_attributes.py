@@ -14,8 +14,8 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.session.session import active_session
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.session.session import active_session
 
 
 class Unpooling(chainer.Chain):

@@ -6,10 +6,10 @@ import pytest
 from support import networks, toys
 
 # isort: split
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.recording.stopwatch import Times
-from chainer_hybridmem.session.guides.profiling_plan import with_median_times
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.recording.stopwatch import Times
+from chainer_hybridmem.training.session.guides.profiling_plan import with_median_times
 
 FACTORS = (2.0, 3.0, 7.0)
 

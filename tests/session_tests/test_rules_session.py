@@ -14,10 +14,10 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.execution.evictor import Evictor
-from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.training.execution.evictor import Evictor
+from chainer_hybridmem.training.execution.live_map import LiveMap
 
 ITERATIONS = 8
 ENCODED, DECODED = 64, 48  # floats: the sizes tell whose maps leave

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support import networks, scenarios
 
-from chainer_hybridmem.session.session import Session
+from chainer_hybridmem.training.session.session import Session
 
 QUICK = {'steps': 1000}  # it is execution that is tried here, not the search
 # Options of sessions whose freed memory is poisoned and whose copies are late; each

@@ -18,14 +18,14 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem import compiling, timing
-from chainer_hybridmem.devices.host import numpy_memory
 from chainer_hybridmem.errors import (
     OptionError,
     SessionError,
     SwapStoreError,
     UnknownNameError,
 )
-from chainer_hybridmem.session.setting.options import Options
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.units import format_bound, format_bytes
 
 LIMIT = 4_000_000  # bytes; Everything needs 5.2 MB in-core, 3.6 MB at least

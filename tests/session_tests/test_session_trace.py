@@ -15,13 +15,13 @@ from support import networks, trace_format
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.commands import main
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.records import library
-from chainer_hybridmem.records.measured_timeline import (
+from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.records.measured_timeline import (
     OPERATIONS,
     parse_timeline,
     serialise_timeline,
 )
-from chainer_hybridmem.records.plan import Action
+from chainer_hybridmem.planning.records.plan import Action
 from chainer_hybridmem.reporting.chrome_trace import chrome_trace
 from chainer_hybridmem.reporting.memory_viz import measured_snapshot
 

@@ -11,8 +11,8 @@ from chainer import training
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.chainer_access.models import Models, one_model
 from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.training.chainer_access.models import Models, one_model
 
 LIMIT = 2_600_000
 

@@ -13,9 +13,9 @@ from support import networks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
-from chainer_hybridmem.execution.evictor import Evictor
-from chainer_hybridmem.execution.live_map import State
-from chainer_hybridmem.session.planning import planning
+from chainer_hybridmem.training.execution.evictor import Evictor
+from chainer_hybridmem.training.execution.live_map import State
+from chainer_hybridmem.training.session.planning import planning
 
 LIMIT = 4_600_000  # bytes; Everything needs 5.2 MB in-core
 TIGHT = {'splitting': False, 'link_bandwidth': '100MB/s'}  # a plan uses what there is

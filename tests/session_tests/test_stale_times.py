@@ -7,13 +7,13 @@ import io
 import pytest
 from support import networks
 
-from chainer_hybridmem.session.guides import guide as guides
-from chainer_hybridmem.session.guides.guide import (
+from chainer_hybridmem.training.session.guides import guide as guides
+from chainer_hybridmem.training.session.guides.guide import (
     STALE_RUNS,
     TIMING_RUNS,
     PlanPace,
 )
-from chainer_hybridmem.session.planning.planning import Planning
+from chainer_hybridmem.training.session.planning.planning import Planning
 
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 

@@ -9,13 +9,13 @@ import pytest
 from support import networks, virtual
 from support.virtual import Machine
 
-from chainer_hybridmem.devices.host.device import HostOffsets
-from chainer_hybridmem.session.guides.guide import (
+from chainer_hybridmem.training.devices.host.device import HostOffsets
+from chainer_hybridmem.training.session.guides.guide import (
     LONGEST_WAIT,
     TIMING_RUNS,
     PlanPace,
 )
-from chainer_hybridmem.session.planning import (
+from chainer_hybridmem.training.session.planning import (
     plan_maker,
     planning,
 )
@@ -107,7 +107,7 @@ def test_the_report_says_why_there_is_no_arena(data, monkeypatch):
         return False
 
     monkeypatch.setattr(
-        'chainer_hybridmem.devices.host.device.HostOffsets.follow', refuse
+        'chainer_hybridmem.training.devices.host.device.HostOffsets.follow', refuse
     )
     watched = Watched(data[:9])
     reason = 'none: no memory for it beside what the pool keeps'

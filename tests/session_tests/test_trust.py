@@ -15,10 +15,10 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem.chainer_access import graph, own_code
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
-from chainer_hybridmem.recompute import effects, trust
-from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph, own_code
+from chainer_hybridmem.training.recompute import effects, trust
 
 ITERATIONS = 9
 PLANNERS = ['checkpoint-speed', 'in-core']

@@ -16,10 +16,13 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.session.guides.guide import Stage
-from chainer_hybridmem.session.guides.guidebook import FREE_TRIES, MOST_UNUSED_DRAFTS
-from chainer_hybridmem.session.iterations.learning import PROFILING_RUNS
-from chainer_hybridmem.session.setting.session_thread import warn_user
+from chainer_hybridmem.training.session.guides.guide import Stage
+from chainer_hybridmem.training.session.guides.guidebook import (
+    FREE_TRIES,
+    MOST_UNUSED_DRAFTS,
+)
+from chainer_hybridmem.training.session.iterations.learning import PROFILING_RUNS
+from chainer_hybridmem.training.session.setting.session_thread import warn_user
 
 ITERATIONS = 9
 LIMIT = 3_000_000

@@ -8,9 +8,9 @@ import pytest
 from session_tests.test_largest_batch import Trained
 
 from chainer_hybridmem.commands import recording
-from chainer_hybridmem.recording import trials
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.session.recording_session import record_step
+from chainer_hybridmem.forecasting.recording_session import record_step
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.training.recording import trials
 
 
 def without_times(profile: Profile) -> Profile:

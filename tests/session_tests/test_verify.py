@@ -14,15 +14,15 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem import planners
-from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import OptionError, SessionError, VerificationError
-from chainer_hybridmem.execution import verifier
-from chainer_hybridmem.execution.executor import Executor
-from chainer_hybridmem.execution.live_map import LiveMap
-from chainer_hybridmem.records.profile import Slot, SlotKind
-from chainer_hybridmem.session.extension import HybridMemory
-from chainer_hybridmem.session.session import active_session
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.execution import verifier
+from chainer_hybridmem.training.execution.executor import Executor
+from chainer_hybridmem.training.execution.live_map import LiveMap
+from chainer_hybridmem.training.session.extension import HybridMemory
+from chainer_hybridmem.training.session.session import active_session
 
 LIMIT = 3_700_000  # bytes; Everything needs 5.2 MB in-core
 ITERATIONS = 7

@@ -13,16 +13,16 @@ import chainer.functions as F
 import chainer.links as L
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.pools import blob_bytes
-from chainer_hybridmem.session.follower import Follower
-from chainer_hybridmem.session.session import active_session
-from chainer_hybridmem.session.watchers import (
+from chainer_hybridmem.planning.layouts import blob_bytes
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.running.follower import Follower
+from chainer_hybridmem.running.watchers import (
     PassRecorder,
     ProgramRecorder,
     ProgramVerifier,
     Stopped,
 )
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.training.session.session import active_session
 
 MANY = 100  # iterations; no program comes as far
 

@@ -13,9 +13,9 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import SlotKind
-from chainer_hybridmem.session.session import active_session
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import SlotKind
+from chainer_hybridmem.training.session.session import active_session
 
 
 @hybridmem.recomputable

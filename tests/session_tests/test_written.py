@@ -15,14 +15,14 @@ from support.drawn_plans import random_plan
 import chainer
 import chainer.functions as F
 
-from chainer_hybridmem import planners
-from chainer_hybridmem.chainer_access import graph
 from chainer_hybridmem.errors import SessionError, VerificationError
-from chainer_hybridmem.execution import graph_slots
-from chainer_hybridmem.execution.live_map import LiveMap, State
-from chainer_hybridmem.execution.mover import Mover
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import Slot, SlotKind
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import Slot, SlotKind
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.execution import graph_slots
+from chainer_hybridmem.training.execution.live_map import LiveMap, State
+from chainer_hybridmem.training.execution.mover import Mover
 
 ITERATIONS = 10
 LATE = 6

@@ -12,11 +12,11 @@ from support import networks, zoo
 import chainer
 
 import chainer_hybridmem
-from chainer_hybridmem import planners
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.recompute import drawing
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import make_problem
+from chainer_hybridmem.planning import planners
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.recompute import drawing
 
 HOST, GPU = '@numpy', '@cupy:0'
 ITERATIONS = 3  # under each planner

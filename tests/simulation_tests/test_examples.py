@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.timeline import Timeline
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.timeline import Timeline
+from chainer_hybridmem.planning.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 MIB = toys.MIB
 

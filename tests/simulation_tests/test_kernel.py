@@ -12,11 +12,11 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import FormatError, PlanError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Plan, Replay
-from chainer_hybridmem.records.profile import Link, Profile
-from chainer_hybridmem.search.annealing import actions_of
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Plan, Replay
+from chainer_hybridmem.planning.records.profile import Link, Profile
+from chainer_hybridmem.planning.search.annealing import actions_of
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     LATE,
     PASSED,
@@ -25,10 +25,10 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.simulation.timeline import positions_from_plan
+from chainer_hybridmem.planning.simulation import make_problem, simulate
+from chainer_hybridmem.planning.simulation.timeline import positions_from_plan
 
-hybrid = importlib.import_module('chainer_hybridmem.planners.hybrid')
+hybrid = importlib.import_module('chainer_hybridmem.planning.planners.hybrid')
 MIB = toys.MIB
 
 

@@ -13,10 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import toys
 
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import Problem, kernel, lanes, make_problem, replays
-from chainer_hybridmem.simulation.arrays import Arrays
-from chainer_hybridmem.simulation.work import NEED, Outcome, make_work
+from chainer_hybridmem.planning.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planning.simulation import (
+    Problem,
+    kernel,
+    lanes,
+    make_problem,
+    replays,
+)
+from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.work import NEED, Outcome, make_work
 
 
 @functools.cache

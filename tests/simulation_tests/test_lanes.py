@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import toys
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.timeline import Interval, Timeline
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.simulation.lanes import time_lanes
-from chainer_hybridmem.simulation.problem import Problem
-from chainer_hybridmem.simulation.timeline import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planning.simulation import make_problem, simulate
+from chainer_hybridmem.planning.simulation.lanes import time_lanes
+from chainer_hybridmem.planning.simulation.problem import Problem
+from chainer_hybridmem.planning.simulation.timeline import (
     positions_from_plan,
     undisturbed_seconds,
 )

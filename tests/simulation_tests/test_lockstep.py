@@ -11,10 +11,10 @@ from support import ranks, toys
 from support.drawn_plans import drawn_case
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.records.sharing import share_link, share_links
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.planning.records.sharing import share_link, share_links
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 shares = st.sampled_from([0.3, 0.5, 0.9, 1.0])
 

@@ -17,20 +17,26 @@ from chainer_hybridmem.errors import (
     OptionError,
     PlanError,
 )
-from chainer_hybridmem.estimation.structure import assemble, events_by_operation
-from chainer_hybridmem.planners import PLANNERS, make_plan
-from chainer_hybridmem.pools import planned_trace
-from chainer_hybridmem.records.plan import Part
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.profile import Category, Profile, Split, Storage
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.records.splits import in_parts, part_of
-from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.forecasting.estimation.structure import (
+    assemble,
+    events_by_operation,
+)
+from chainer_hybridmem.planning.layouts import planned_trace
+from chainer_hybridmem.planning.planners import PLANNERS, make_plan
+from chainer_hybridmem.planning.records.plan import Part
+from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.planning.records.profile import Category, Profile, Split, Storage
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.records.splits import in_parts, part_of
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import SWAP, Search, least_memory
+from chainer_hybridmem.planning.simulation import make_problem, simulate
+from chainer_hybridmem.planning.simulation.fitting import fitted
+from chainer_hybridmem.planning.simulation.problem import with_parts
 from chainer_hybridmem.reporting.memory_viz import planned_snapshot
-from chainer_hybridmem.search.candidates import SWAP, Search, least_memory
-from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.simulation.fitting import fitted
-from chainer_hybridmem.simulation.problem import with_parts
 
 MIB = toys.MIB
 HUGE = 100 * MIB  # temporaries of one function

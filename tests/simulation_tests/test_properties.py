@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
     SWAP,
@@ -24,8 +24,8 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.timeline import plan_from_positions
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.simulation.timeline import plan_from_positions
 
 many = settings(max_examples=120, deadline=None)
 seeds = st.integers(0, 2**32)
@@ -90,7 +90,7 @@ def random_case(seed: int, fits: bool = False) -> Case:
 def reference_seconds(profile: Profile, plan: Plan) -> float:
     """Time of a plan as the longest path through a graph of waits.
 
-    Written from the words of :mod:`chainer_hybridmem.records.plan`: compute does one
+    Written from the words of :mod:`chainer_hybridmem.planning.records.plan`: compute does one
     thing after the other; each direction copies one map after the other, in the
     order in which the copies are issued.
     """

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from support import toys
 
 from chainer_hybridmem.errors import FormatError, InfeasibleError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.plan import Action
-from chainer_hybridmem.records.profile import MoveCost, Profile
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.simulation import make_problem, simulate
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.records.profile import MoveCost, Profile
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 NOTHING = MoveCost()
 

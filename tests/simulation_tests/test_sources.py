@@ -10,14 +10,19 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import PlanError
-from chainer_hybridmem.pools.walk import planned_trace
-from chainer_hybridmem.records.plan import Plan, Source
-from chainer_hybridmem.records.plan_file import parse_plan, serialise_plan
-from chainer_hybridmem.records.validation import check_plan
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, Search, least_memory
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.problem import find_sources, with_sources
+from chainer_hybridmem.planning.layouts.walk import planned_trace
+from chainer_hybridmem.planning.records.plan import Plan, Source
+from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import (
+    KEEP,
+    RECOMPUTE,
+    Search,
+    least_memory,
+)
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.simulation.problem import find_sources, with_sources
 
 MIB = toys.MIB
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from support import ranks, toys
 from support.drawn_plans import drawn_case
 
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.sharing import share_links
-from chainer_hybridmem.search.bound import bound_of_ranks, lower_bound
-from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.simulation.staggered import (
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.sharing import share_links
+from chainer_hybridmem.planning.search.bound import bound_of_ranks, lower_bound
+from chainer_hybridmem.planning.simulation import make_problem, simulate
+from chainer_hybridmem.planning.simulation.staggered import (
     find_spans,
     stagger,
     staggered_seconds,

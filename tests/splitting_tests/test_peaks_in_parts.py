@@ -14,14 +14,17 @@ from chainer_hybridmem.commands.arguments import Limit
 from chainer_hybridmem.commands.compare import compare_one
 from chainer_hybridmem.commands.report import KEPT_IN_PARTS, make_in_core
 from chainer_hybridmem.errors import InfeasibleError, OptionError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.planners.largest_batch import find_largest_batch
-from chainer_hybridmem.records.profile_file import parse_profile, serialise_profile
+from chainer_hybridmem.forecasting.batches import find_largest_batch
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile_file import (
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.planning.simulation.problem import with_parts, with_plain_peak
 from chainer_hybridmem.reporting.page import Run, make_data
-from chainer_hybridmem.session.iterations.observation import Detail
-from chainer_hybridmem.session.session import Session
-from chainer_hybridmem.simulation import make_problem
-from chainer_hybridmem.simulation.problem import with_parts, with_plain_peak
+from chainer_hybridmem.training.session.iterations.observation import Detail
+from chainer_hybridmem.training.session.session import Session
 from chainer_hybridmem.units import format_bytes
 
 ITERATIONS = 8

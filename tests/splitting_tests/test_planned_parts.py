@@ -12,23 +12,23 @@ from support import networks  # imports chainer_hybridmem before chainer
 import numpy as np
 import pytest
 
-from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planners import make_plan
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.records.splits import in_parts, part_of
-from chainer_hybridmem.records.validation import check_plan
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.planning.records.splits import in_parts, part_of
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.simulation import make_problem, simulate
+from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.reporting.page import Run, make_data
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.session.guides.guide import Guide
-from chainer_hybridmem.session.iterations.observation import Detail
-from chainer_hybridmem.session.planning import plan_maker
-from chainer_hybridmem.session.session import Session
-from chainer_hybridmem.session.setting.options import Options
-from chainer_hybridmem.simulation import make_problem, simulate
-from chainer_hybridmem.simulation.fitting import fitted
-from chainer_hybridmem.splitting import splitter
-from chainer_hybridmem.splitting.splitter import Trials
+from chainer_hybridmem.training.devices import open_device
+from chainer_hybridmem.training.session.guides.guide import Guide
+from chainer_hybridmem.training.session.iterations.observation import Detail
+from chainer_hybridmem.training.session.planning import plan_maker
+from chainer_hybridmem.training.session.session import Session
+from chainer_hybridmem.training.session.setting.options import Options
+from chainer_hybridmem.training.splitting import splitter
+from chainer_hybridmem.training.splitting.splitter import Trials
 
 ITERATIONS = 8
 PLENTY = 10**9

@@ -20,8 +20,8 @@ from chainer.functions.pooling import average_pooling_2d, max_pooling_nd
 from chainer.utils import conv
 from support import networks  # imports chainer_hybridmem before chainer
 
-from chainer_hybridmem.splitting import rules
-from chainer_hybridmem.splitting.rules import whole
+from chainer_hybridmem.training.splitting import rules
+from chainer_hybridmem.training.splitting.rules import whole
 
 del networks
 ROUNDING = {'e': 3e-3, 'f': 2e-6, 'd': 1e-14}  # of the largest number, seen: a third

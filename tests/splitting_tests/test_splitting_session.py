@@ -24,11 +24,11 @@ from chainer.functions.activation import sigmoid
 from chainer.functions.noise import dropout
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.chainer_access import own_code
-from chainer_hybridmem.devices import open_device
 from chainer_hybridmem.errors import OptionError, SwapStoreError
-from chainer_hybridmem.splitting import Splitter, rules
-from chainer_hybridmem.splitting import splitter as splitter_module
+from chainer_hybridmem.training.chainer_access import own_code
+from chainer_hybridmem.training.devices import open_device
+from chainer_hybridmem.training.splitting import Splitter, rules
+from chainer_hybridmem.training.splitting import splitter as splitter_module
 
 ITERATIONS = 6
 EXACT_LIMIT = 2_300_000

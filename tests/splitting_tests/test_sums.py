@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 import pytest
 
-from chainer_hybridmem.splitting.splitter import add_in_place
+from chainer_hybridmem.training.splitting.splitter import add_in_place
 
 del networks
 RNG = np.random.RandomState(0)

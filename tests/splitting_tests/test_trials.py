@@ -10,8 +10,8 @@ import pytest
 from chainer.functions.activation import sigmoid
 from chainer.functions.normalization import batch_normalization
 
-from chainer_hybridmem.devices import open_device
-from chainer_hybridmem.splitting import Splitter, rules
+from chainer_hybridmem.training.devices import open_device
+from chainer_hybridmem.training.splitting import Splitter, rules
 
 LIMIT = 10**8
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.search.candidates import (
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     LATE,
     PASSED,
@@ -18,9 +18,9 @@ from chainer_hybridmem.search.candidates import (
     Search,
     least_memory,
 )
-from chainer_hybridmem.search.relaxed import relaxed
-from chainer_hybridmem.simulation import Problem, make_problem
-from chainer_hybridmem.simulation.problem import find_sources, with_sources
+from chainer_hybridmem.planning.search.relaxed import relaxed
+from chainer_hybridmem.planning.simulation import Problem, make_problem
+from chainer_hybridmem.planning.simulation.problem import find_sources, with_sources
 
 from . import toys
 

@@ -13,7 +13,7 @@ def empty_pool() -> None:
     """
     import cupy
 
-    from chainer_hybridmem.recompute import dropout_states
+    from chainer_hybridmem.training.recompute import dropout_states
 
     pool = cupy.get_default_memory_pool()
     gc.collect()

@@ -19,9 +19,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.chainer_access.owners import model_arrays
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.session.session import Session, active_session
+from chainer_hybridmem.training.chainer_access.owners import model_arrays
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.session.session import Session, active_session
 
 EVERY = 'HYBRIDMEM_EVERY_FAULT'  # set in the environment: no fault is left out
 ITERATIONS = 12

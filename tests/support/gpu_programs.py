@@ -20,7 +20,7 @@ import numpy as np
 from chainer import training
 
 from benchmarks.gpu import smoke
-from chainer_hybridmem.recompute import drawing
+from chainer_hybridmem.training.recompute import drawing
 
 from . import networks, zoo
 

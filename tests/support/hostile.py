@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from chainer_hybridmem.devices.host import copies
-from chainer_hybridmem.devices.host.memory import HostMemory
+from chainer_hybridmem.training.devices.host import copies
+from chainer_hybridmem.training.devices.host.memory import HostMemory
 
 from .native_faults import NativeFaults
 
@@ -55,7 +55,7 @@ class _Poisoned:
 @contextlib.contextmanager
 def poisoned_blocks() -> Iterator[None]:
     """Every block of a GPU that is let go of is full of NaN."""
-    from chainer_hybridmem.devices.cuda.block_pool import BlockPool
+    from chainer_hybridmem.training.devices.cuda.block_pool import BlockPool
 
     find = BlockPool.find
 

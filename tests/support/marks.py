@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from chainer_hybridmem.chainer_access import compat
+from chainer_hybridmem.training.chainer_access import compat
 
 _cudnn = pytest.mark.skipif(
     os.environ.get('CHAINER_CUDNN') == '0' or not compat.cupy_can_use_cudnn(),

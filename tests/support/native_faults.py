@@ -12,13 +12,13 @@ import ctypes
 import llvmlite.binding
 from numba import types
 
-from chainer_hybridmem.devices import counting, slab
-from chainer_hybridmem.devices.host import counter_words as words
-from chainer_hybridmem.devices.host import native_handler, numpy_memory
-from chainer_hybridmem.devices.host.memory import HostMemory
-from chainer_hybridmem.devices.host.native_handler import reclaim
-from chainer_hybridmem.devices.slab import load, store
 from chainer_hybridmem.jit import callback, compiled
+from chainer_hybridmem.training.devices import counting, slab
+from chainer_hybridmem.training.devices.host import counter_words as words
+from chainer_hybridmem.training.devices.host import native_handler, numpy_memory
+from chainer_hybridmem.training.devices.host.memory import HostMemory
+from chainer_hybridmem.training.devices.host.native_handler import reclaim
+from chainer_hybridmem.training.devices.slab import load, store
 
 # Words of the faults of one handler.
 _COUNTER, _POISON, _ALLOCATIONS, _REFUSED, _KIND, _HELD, _MOST, _BYTES = range(0, 64, 8)

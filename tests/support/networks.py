@@ -15,11 +15,11 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from chainer_hybridmem.recompute import drawing
-from chainer_hybridmem.records.plan import Plan
-from chainer_hybridmem.search.candidates import KEEP, RECOMPUTE, SWAP, Search
-from chainer_hybridmem.simulation import Problem
-from chainer_hybridmem.simulation.problem import find_sources, with_sources
+from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.search.candidates import KEEP, RECOMPUTE, SWAP, Search
+from chainer_hybridmem.planning.simulation import Problem
+from chainer_hybridmem.planning.simulation.problem import find_sources, with_sources
+from chainer_hybridmem.training.recompute import drawing
 
 # Planners that do what they do under every limit.
 BLIND = ('in-core', 'checkpoint-speed', 'vdnn-all', 'vdnn-conv')

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.devices.host import copies
+from chainer_hybridmem.training.devices.host import copies
 
 
 class Clocks(threading.local):

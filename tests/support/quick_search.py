@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from chainer_hybridmem.pools import ejection, offline
-from chainer_hybridmem.search import annealing
+from chainer_hybridmem.planning.layouts import ejection, offline
+from chainer_hybridmem.planning.search import annealing
 
 from .matrices import FULL
 

@@ -1,6 +1,6 @@
 """Several processes on one link to host memory: the reference for shared links.
 
-Independent of ``simulation/lanes.py``: every rank walks through the positions of its
+Independent of ``planning/simulation/lanes.py``: every rank walks through the positions of its
 plan by itself, and time passes for all of them at once, from one event to the next.
 What is under way is work that is left, at a speed that holds until the next event:
 
@@ -17,8 +17,8 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from chainer_hybridmem.records.plan import Action, Plan
-from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.simulation import Problem
 
 CLOSE = 1e-12  # of a second: what is left of rounding
 

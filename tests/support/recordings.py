@@ -15,7 +15,7 @@ from . import networks
 # isort: split
 import chainer
 
-from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.planning.records.profile import Profile
 
 
 @functools.cache

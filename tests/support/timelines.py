@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from chainer_hybridmem.records.measured_timeline import OPERATIONS, Measured, Sample
+from chainer_hybridmem.planning.records.measured_timeline import (
+    OPERATIONS,
+    Measured,
+    Sample,
+)
 
 
 def measured_like(timeline, plan, factor=1.1):

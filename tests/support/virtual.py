@@ -38,18 +38,18 @@ import chainer
 import numpy as np
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.chainer_access import graph
-from chainer_hybridmem.devices.copies import CopyEngine
-from chainer_hybridmem.devices.host import device as host_device
-from chainer_hybridmem.devices.host import numpy_memory
-from chainer_hybridmem.devices.host.array_data import address_of
-from chainer_hybridmem.devices.link import LEAST_ROOM_BYTES
-from chainer_hybridmem.devices.swap_store.space import Completion, Space
-from chainer_hybridmem.devices.values import Mark, Root, Span, Transfer
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.records.plan import Tier
-from chainer_hybridmem.records.profile import Link
-from chainer_hybridmem.session.setting import link_measurement
+from chainer_hybridmem.planning.records.plan import Tier
+from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.devices.copies import CopyEngine
+from chainer_hybridmem.training.devices.host import device as host_device
+from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.devices.host.array_data import address_of
+from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES
+from chainer_hybridmem.training.devices.swap_store.space import Completion, Space
+from chainer_hybridmem.training.devices.values import Mark, Root, Span, Transfer
+from chainer_hybridmem.training.session.setting import link_measurement
 
 _replay = graph.replay
 POISON = 0xFF  # in memory that a copy is going to fill: NaN for floating point

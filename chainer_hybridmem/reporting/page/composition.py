@@ -1,6 +1,6 @@
 """What memory is made of, at the highest moment of every operation under a plan.
 
-The walk is that of :mod:`chainer_hybridmem.records.validation`; every change of the
+The walk is that of :mod:`chainer_hybridmem.planning.records.validation`; every change of the
 load is written down, so that the parts of a moment add up to its load to the byte.
 """
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.records.plan import FOR_REPLAYS, Plan
-from chainer_hybridmem.records.profile import Category, Profile, Recipe
-from chainer_hybridmem.records.splits import in_parts
-from chainer_hybridmem.records.validation import _Walk
+from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, Plan
+from chainer_hybridmem.planning.records.profile import Category, Profile, Recipe
+from chainer_hybridmem.planning.records.splits import in_parts
+from chainer_hybridmem.planning.records.validation import _Walk
 
 REPLAY, REST = 'replay', 'rest'
 GROUPS = (

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.records.measured_timeline import Measured, Sample
-from chainer_hybridmem.records.plan import FOR_REPLAYS, Plan
-from chainer_hybridmem.records.profile import Profile
-from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.records.measured_timeline import Measured, Sample
+from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, Plan
+from chainer_hybridmem.planning.records.profile import Profile
+from chainer_hybridmem.planning.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
+from chainer_hybridmem.planning.simulation.problem import decided_by, with_parts
 from chainer_hybridmem.reporting.chrome_trace import operation_starts
 from chainer_hybridmem.reporting.page.advice import advise
 from chainer_hybridmem.reporting.page.composition import (
@@ -48,8 +50,6 @@ from chainer_hybridmem.reporting.palette import (
     LINE_COLOURS,
 )
 from chainer_hybridmem.reporting.rows import LANE_TITLES
-from chainer_hybridmem.simulation import Problem, make_problem, simulate
-from chainer_hybridmem.simulation.problem import decided_by, with_parts
 from chainer_hybridmem.terminal import printable
 
 FORMAT, VERSION = 'chainer_hybridmem/report', 1

@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from chainer_hybridmem.records.measured_timeline import Measured
-from chainer_hybridmem.records.plan import Action, Plan, Tier
-from chainer_hybridmem.records.profile import Category, Profile, Storage
-from chainer_hybridmem.records.timeline import Timeline
+from chainer_hybridmem.planning.records.measured_timeline import Measured
+from chainer_hybridmem.planning.records.plan import Action, Plan, Tier
+from chainer_hybridmem.planning.records.profile import Category, Profile, Storage
+from chainer_hybridmem.planning.records.timeline import Timeline
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem
 from chainer_hybridmem.reporting.page.prices import sweep_bound
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem
 from chainer_hybridmem.terminal import printable
 
 MOST_LETTERS = 120  # of a name

@@ -12,9 +12,9 @@ import dataclasses
 import numpy as np
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.search.bound import lower_bound
-from chainer_hybridmem.search.candidates import least_memory
-from chainer_hybridmem.simulation import Problem
+from chainer_hybridmem.planning.search.bound import lower_bound
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import Problem
 
 # Of the bound: a difference below it is the solver's tolerance, and none to show.
 LEAST_SHARE = 1e-5

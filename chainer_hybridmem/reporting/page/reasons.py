@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.records.measured_timeline import OPERATIONS
-from chainer_hybridmem.records.plan import FOR_REPLAYS, MapPlan, Part, Plan
-from chainer_hybridmem.records.profile import Profile, Storage
-from chainer_hybridmem.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS
+from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, MapPlan, Part, Plan
+from chainer_hybridmem.planning.records.profile import Profile, Storage
+from chainer_hybridmem.planning.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.simulation.problem import CrossIteration, decided_by
 from chainer_hybridmem.reporting.page.composition import Composition
 from chainer_hybridmem.reporting.page.figures import Run, Tables, shown_name
-from chainer_hybridmem.simulation.problem import CrossIteration, decided_by
 
 PASSED = 'made anew'  # by each chain of replays that reads it
 MOST_MOVED = 200

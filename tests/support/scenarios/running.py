@@ -14,7 +14,7 @@ import chainer_hybridmem as hybridmem  # before chainer, which it makes importab
 import chainer
 import numpy as np
 
-from chainer_hybridmem.devices.host.device import HostDevice
+from chainer_hybridmem.training.devices.host.device import HostDevice
 
 UNLIMITED = 1 << 32
 

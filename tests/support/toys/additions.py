@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from chainer_hybridmem.records.profile import Profile
+from chainer_hybridmem.planning.records.profile import Profile
 
 
 def with_shares(profile: Profile, out: float, back: float, duplex: float) -> Profile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from chainer_hybridmem.records.profile import (
+from chainer_hybridmem.planning.records.profile import (
     Category,
     Link,
     Operation,

@@ -1,6 +1,0 @@
-"""Plan to actions on the live graph."""
-
-from chainer_hybridmem.execution.executor import Executor
-from chainer_hybridmem.execution.table import ActionTable, compile_plan
-
-__all__ = ['ActionTable', 'Executor', 'compile_plan']

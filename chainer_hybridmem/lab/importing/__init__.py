@@ -1,0 +1,110 @@
+"""Reads iterations that others have recorded, as profiles of this package.
+
+Files of others are data: bounded, checked, never executed. Each kind has a file, which
+says what it counts and where that differs from what this package records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable
+
+from chainer_hybridmem import files
+from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.lab.importing import (
+    checkmate,
+    execution_traces,
+    kusumoto,
+    monet,
+    simrd,
+    snapshots,
+)
+from chainer_hybridmem.lab.importing.reading import read_data, without_collections
+from chainer_hybridmem.planning.records.profile import Link, Profile
+
+Reader = Callable[[bytes, 'bytes | None', Link], Profile]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One kind of file.
+
+    Attributes:
+        what (str): Whose files these are.
+        read (callable): Their bytes, those of a file of times or None, and a link, to
+            a profile.
+        times (str): What a file of times is; empty if there is none.
+    """
+
+    what: str
+    read: Reader
+    times: str = ''
+
+
+def _checkmate(data: bytes, times: bytes | None, link: Link) -> Profile:
+    graph = checkmate.read_solution(data, times)
+    return checkmate.graph_profile(graph, link, "MONeT's schedule zoo")
+
+
+KINDS: dict[str, Kind] = {
+    'checkmate': Kind(
+        "solutions of Checkmate and MONeT, as in MONeT's schedule zoo",
+        _checkmate,
+        'cost_*.pkl of the zoo',
+    ),
+    'monet': Kind(
+        "MONeT's solutions of mode inplace_normal, counted as MONeT counts",
+        lambda data, _, link: monet.graph_profile(monet.read_graph(data), link),
+    ),
+    'simrd': Kind(
+        "logs of DTR's simulator",
+        lambda data, _, link: simrd.read_log(data, link),
+    ),
+    'execution-trace': Kind(
+        "PyTorch's execution traces",
+        execution_traces.read_trace,
+        'a Kineto trace of the same program',
+    ),
+    'kusumoto': Kind(
+        'graphs of Kusumoto et al.',
+        lambda data, _, link: kusumoto.read_graph(data, link),
+    ),
+    'snapshot': Kind(
+        "PyTorch's snapshots of memory, for layouts only",
+        lambda data, _, link: snapshots.read_snapshot(data, link),
+    ),
+}
+
+
+def import_profile(
+    kind: str, path: str, link: Link, times: str | None = None
+) -> Profile:
+    """A profile of a file that another program has written.
+
+    Args:
+        kind: One of :data:`KINDS`.
+        path: The file; it may be compressed with gzip.
+        link: The path to host memory, which such files do not know.
+        times: A file with other times, for kinds that have one.
+
+    Raises:
+        FormatError: If a file is missing or not of this kind.
+        OptionError: If the kind has no file of times.
+        UnknownNameError: If there is no such kind.
+    """
+    if kind not in KINDS:
+        close = difflib.get_close_matches(str(kind), KINDS, 1)
+        hint = f' Did you mean {close[0]!r}?' if close else ''
+        raise UnknownNameError(
+            f'There is no kind {kind!r}.{hint} Kinds: {", ".join(KINDS)}.'
+        )
+    found = KINDS[kind]
+    if times is not None and not found.times:
+        having = ', '.join(name for name, other in KINDS.items() if other.times)
+        raise OptionError(f'Kind {kind!r} has no file of times; these have: {having}.')
+    data = read_data(path)
+    other = None if times is None else read_data(times)
+    with files.named(os.fspath(path)), without_collections():
+        return found.read(data, other, link)

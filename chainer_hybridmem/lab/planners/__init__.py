@@ -1,0 +1,1 @@
+"""Planners of other papers: one file per system."""

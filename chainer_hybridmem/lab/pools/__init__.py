@@ -1,0 +1,1 @@
+"""Models of memory pools, and an iteration replayed in them."""

@@ -1,0 +1,244 @@
+"""A memory trace: what is allocated and freed, in order, and nothing else.
+
+Notation of this package:
+
+========  ===============================================================
+symbol    meaning
+========  ===============================================================
+buffer    one allocation, from its malloc to its free
+event     ``+(i + 1)`` for the malloc of buffer i, ``-(i + 1)`` for its
+          free, as in :mod:`chainer_hybridmem.planning.records.profile`
+moment    0 before the first event, t + 1 after event t; lifetimes are
+          half-open intervals ``[lower, upper)`` of moments
+carried   a buffer left behind by one iteration and freed in the next
+load      bytes of all buffers alive at a moment
+========  ===============================================================
+
+An iteration repeats. A buffer allocated at moment a and freed at moment f of
+the next iteration is two buffers of the trace: one alive in ``[a, end)``, one
+in ``[0, f)``. They are *carried* and must share one offset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+
+from chainer_hybridmem.errors import FormatError
+
+MOST_BUFFERS = 1_000_000
+MOST_BYTES = 2**53  # in all; sums stay inside 64 bits with any rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One iteration's mallocs and frees.
+
+    Attributes:
+        sizes (tuple of int): Bytes of each buffer.
+        events (tuple of int): Mallocs and frees in order. A buffer without a
+            malloc is there from the start, one without a free stays.
+        names (tuple of str): What each buffer is called in files.
+        carried (tuple of pairs): ``(left, taken)``: buffer ``left`` outlives the
+            iteration and is buffer ``taken`` of the next one.
+        operation_starts (tuple of int): First event of each operation; empty if
+            unknown. What a plan frees before an operation belongs to the one before.
+        times (tuple of int): When each event is, on any axis; empty if unknown. A
+            search looks at the longest lives first.
+    """
+
+    sizes: tuple[int, ...]
+    events: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    carried: tuple[tuple[int, int], ...] = ()
+    operation_starts: tuple[int, ...] = ()
+    times: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """How many moments the trace has."""
+        return len(self.events) + 1
+
+    def name(self, buffer: int) -> str:
+        """What a buffer is called in files and messages."""
+        return self.names[buffer] if self.names else str(buffer)
+
+    def lifetimes(self) -> tuple[np.ndarray, np.ndarray]:
+        """First moment of each buffer, and the first moment without it."""
+        lower = np.zeros(len(self.sizes), np.int64)
+        upper = np.full(len(self.sizes), self.end, np.int64)
+        events = np.array(self.events, np.int64)
+        moments = np.arange(1, self.end, dtype=np.int64)
+        born, freed = events > 0, events < 0
+        lower[events[born] - 1] = moments[born]
+        upper[-events[freed] - 1] = moments[freed]
+        return lower, upper
+
+    def loads(self) -> np.ndarray:
+        """Bytes alive at each moment; shape ``(end,)``."""
+        return loads(self.sizes, *self.lifetimes(), self.end)
+
+    @property
+    def peak_load_bytes(self) -> int:
+        """Highest load at any moment."""
+        return int(self.loads().max())
+
+    def operation_loads(self) -> list[int]:
+        """Highest load while each operation runs, as ``check_plan`` gives it."""
+        every = self.loads()
+        bounds = [*self.operation_starts, len(self.events)]
+        return [
+            int(every[first : max(first, last) + 1].max())
+            for first, last in itertools.pairwise(bounds)
+        ]
+
+
+def loads(
+    sizes: Sequence[int] | np.ndarray, lower: np.ndarray, upper: np.ndarray, end: int
+) -> np.ndarray:
+    """Bytes alive at each moment of buffers with these lifetimes."""
+    changes = np.zeros(end + 1, np.int64)
+    nbytes = np.asarray(sizes, np.int64)
+    np.add.at(changes, lower, nbytes)
+    np.add.at(changes, upper, -nbytes)
+    return np.cumsum(changes)[:end]
+
+
+def check_trace(trace: Trace) -> None:
+    """Refuses a trace whose events contradict each other.
+
+    Raises:
+        FormatError: Naming the first contradiction.
+    """
+    n = len(trace.sizes)
+    check_sizes(trace.sizes)
+    if trace.names and len(trace.names) != n:
+        raise FormatError(f'The trace has {n} buffers and {len(trace.names)} names.')
+    _check_events(trace)
+    _check_carried(trace)
+
+
+def _check_events(trace: Trace) -> None:
+    n = len(trace.sizes)
+    state = [0] * n  # 1 alive by its malloc, 2 freed
+    for position, event in enumerate(trace.events):
+        if not 0 < abs(event) <= n:
+            raise FormatError(f'Event {position} ({event}) names none of {n} buffers.')
+        buffer = abs(event) - 1
+        if state[buffer] == 2 or (event > 0 and state[buffer] == 1):
+            what = 'allocated' if event > 0 else 'freed'
+            raise FormatError(
+                f'Event {position}: buffer {trace.name(buffer)} is {what} a second '
+                f'time, or after its free.'
+            )
+        state[buffer] = 1 if event > 0 else 2
+
+
+def _check_carried(trace: Trace) -> None:
+    n = len(trace.sizes)
+    lower, upper = trace.lifetimes()
+    for left, taken in trace.carried:
+        fits = 0 <= left < n and 0 <= taken < n
+        fits = fits and lower[left] > 0 and upper[left] == trace.end
+        if not fits or lower[taken] or trace.sizes[left] != trace.sizes[taken]:
+            raise FormatError(
+                f'Buffer {left} is carried into the next iteration as {taken}, which '
+                f'their lifetimes or sizes contradict.'
+            )
+
+
+def check_sizes(sizes: Sequence[int]) -> None:
+    """Refuses too many buffers, too many bytes, and sizes below zero.
+
+    Raises:
+        FormatError: With the value.
+    """
+    if len(sizes) > MOST_BUFFERS:
+        raise FormatError(
+            f'There are {len(sizes)} buffers; at most {MOST_BUFFERS} can be laid out.'
+        )
+    total = 0
+    for index, nbytes in enumerate(sizes):
+        if nbytes < 0:
+            raise FormatError(f'Buffer {index} has {nbytes} bytes.')
+        total += nbytes
+    if total > MOST_BYTES:
+        raise FormatError(
+            f'All buffers together have {total} bytes; at most {MOST_BYTES} (2**53) '
+            f'can be laid out.'
+        )
+
+
+def from_lifetimes(
+    sizes: Sequence[int],
+    lower: Sequence[int],
+    upper: Sequence[int],
+    names: Sequence[str] = (),
+) -> Trace:
+    """A trace of buffers with half-open lifetimes on any time axis.
+
+    At the same time, frees come before mallocs.
+
+    Args:
+        sizes: Bytes of each buffer.
+        lower: Time at which each is allocated.
+        upper: Time at which each is freed, after ``lower``.
+        names: What they are called in files.
+
+    Raises:
+        FormatError: If a lifetime is empty or a size cannot be.
+    """
+    for index, (start, stop) in enumerate(zip(lower, upper, strict=True)):
+        if not start < stop:
+            raise FormatError(
+                f'Buffer {names[index] if names else index} lives from {start} to '
+                f'{stop}; the end must come after the start.'
+            )
+    order = [(start, 1, i + 1) for i, start in enumerate(lower)]
+    order += [(stop, 0, -(i + 1)) for i, stop in enumerate(upper)]
+    order.sort()
+    trace = Trace(
+        tuple(int(s) for s in sizes),
+        tuple(e for _, _, e in order),
+        tuple(names),
+        times=tuple(int(time) for time, _, _ in order),
+    )
+    check_trace(trace)
+    return trace
+
+
+def from_log(log: Iterable[tuple[Hashable, int]]) -> Trace:
+    """A trace of a raw log.
+
+    Args:
+        log: ``(id, bytes)`` for a malloc, ``(id, -1)`` for a free. A pointer is an
+            id: it may come again once it is free. An id that is freed without a
+            malloc was there before the log; its size is not known and it is left out.
+
+    Raises:
+        FormatError: If an id is allocated while it is alive.
+    """
+    sizes: list[int] = []
+    names: list[str] = []
+    events: list[int] = []
+    alive: dict[Hashable, int] = {}
+    for position, (key, nbytes) in enumerate(log):
+        if nbytes < 0:
+            buffer = alive.pop(key, None)
+            if buffer is not None:
+                events.append(-(buffer + 1))
+            continue
+        if key in alive:
+            raise FormatError(
+                f'Entry {position} of the log allocates {key!r}, which is not free.'
+            )
+        alive[key] = len(sizes)
+        sizes.append(int(nbytes))
+        names.append(f'{key}' if isinstance(key, str) else f'{len(names)}')
+        events.append(len(sizes))
+    trace = Trace(tuple(sizes), tuple(events), tuple(names))
+    check_trace(trace)
+    return trace

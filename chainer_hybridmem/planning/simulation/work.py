@@ -1,0 +1,175 @@
+"""Where one evaluation leaves its results, and its scratch space.
+
+Notation as in :mod:`chainer_hybridmem.planning.simulation.arrays`; ``-1`` is "never". Kernels
+write into these arrays, so that a search allocates nothing per candidate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from chainer_hybridmem.jit import compiled
+from chainer_hybridmem.jit_table import Bools, Floats, Floats2, Ints, Ints2, Table
+from chainer_hybridmem.planning.simulation.arrays import Arrays
+
+# LATE is RECOMPUTE without staying when a replay for something else passes it; PASSED
+# is LATE for the first replay that passes it, and stays when another one does.
+KEEP, SWAP, RECOMPUTE, LATE, PASSED = 0, 1, 2, 3, 4
+# Kinds of entries in a replay program.
+RUN, STAY, FREE = 0, 1, 2
+# Lists of maps per position.
+OUT, LEAVE, IN, NEED = 0, 1, 2, 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Work(Table):
+    """The results of one evaluation, and its scratch space.
+
+    Shapes: n operations, M maps, T other items, P entries of a program. Copies
+    have two rows: outward, then back.
+    """
+
+    # Where everything happens.
+    swap_out: Ints  # (M,)
+    release: Ints  # (M,)
+    swap_in: Ints  # (M,)
+    needed: Ints  # (M,)
+    drop: Ints  # (M,)
+    on_disk: Bools  # (M,), host copies that have no room in RAM
+    program: Ints2  # (P, 3): position, RUN/STAY/FREE, operation or item
+    replay_seconds: Floats  # (n,)
+    replay_host_seconds: Floats  # (n,) to issue the replays
+    # When it happens, in seconds.
+    start: Floats  # (n,) compute start, replays included
+    stop: Floats  # (n,) compute end
+    host_stall: Floats  # (n,) compute waited for the host
+    began: Floats2  # (2, M) each copy's start
+    ended: Floats2  # (2, M) each copy's end
+    stalls: Floats2  # (2, M) compute waited for this copy
+    # Copies that are under way or wait for their lane.
+    alone: Floats2  # (2, M), seconds on an idle link
+    copies: Ints2  # (2, M), in order of submission
+    head: Ints  # (2,), the copy under way
+    tail: Ints  # (2,), the end of the queue
+    ends_at: Floats  # (2,), of the copy under way; infinite: idle
+    out_seconds: Floats  # (M,), of each map's copy in its tier
+    in_seconds: Floats  # (M,)
+    # Lists of maps per position: OUT, LEAVE, IN and NEED.
+    heads: Ints2  # (4, n+1), first map per position
+    tails: Ints  # (n+1,), last map per position
+    following: Ints2  # (4, M), next map of the same position
+    # Bytes per position.
+    load: Ints  # (n+1,)
+    extra: Ints  # (n+1,), replays above what is loaded
+    record: Ints  # (n,), positions whose load stands out
+    rise: Ints  # (n,), by how much
+    # Replays of the position that is laid out.
+    mark: Ints  # (n,), position for which an operation is in the chain
+    chain: Ints  # (n,), operations in order
+    stack: Ints  # (2n+2,)
+    uses: Ints  # (M+T,), readers left in a chain
+    stays: Bools  # (M+T,)
+    made: Bools  # (M,)
+    passed: Bools  # (M,), whether a replay has made it by now
+
+    @property
+    def out_start(self) -> np.ndarray:
+        """(M,) start of each swap-out."""
+        return self.began[0, :]
+
+    @property
+    def out_end(self) -> np.ndarray:
+        """(M,) end of each swap-out."""
+        return self.ended[0, :]
+
+    @property
+    def in_start(self) -> np.ndarray:
+        """(M,) start of each swap-in."""
+        return self.began[1, :]
+
+    @property
+    def in_end(self) -> np.ndarray:
+        """(M,) end of each swap-in."""
+        return self.ended[1, :]
+
+    @property
+    def release_stall(self) -> np.ndarray:
+        """(M,) what compute waited for each swap-out."""
+        return self.stalls[0, :]
+
+    @property
+    def need_stall(self) -> np.ndarray:
+        """(M,) what compute waited for each swap-in."""
+        return self.stalls[1, :]
+
+
+# What compiled code returns of an :class:`Outcome`; see :func:`.jit.compiled`.
+Result = tuple[float, int, int, int, bool]
+
+
+class Outcome(NamedTuple):
+    """What an evaluation says about one assignment of actions."""
+
+    seconds: float  # of the iteration; infinite if it does not fit
+    peak_bytes: int
+    worst: int  # operation with the highest load
+    entries: int  # of the replay program
+    collective: bool  # whether replays keep what they pass
+
+
+@compiled(inline=True, counted=False)
+def copy_into(target: np.ndarray, source: np.ndarray) -> None:
+    """``target[:] = source``, of which most takes numba's error about their lengths."""
+    for i in range(len(target)):
+        target[i] = source[i]
+
+
+def make_work(arrays: Arrays, program: int = 0) -> Work:
+    """Space for evaluations of one problem.
+
+    Args:
+        arrays: The problem's arrays.
+        program: Entries of the replay program to store.
+    """
+    n, n_maps, n_items = len(arrays.seconds), len(arrays.first_use), len(arrays.size)
+    return Work(
+        swap_out=np.zeros(n_maps, np.int64),
+        release=np.zeros(n_maps, np.int64),
+        swap_in=np.zeros(n_maps, np.int64),
+        needed=np.zeros(n_maps, np.int64),
+        drop=np.zeros(n_maps, np.int64),
+        on_disk=np.zeros(n_maps, bool),
+        program=np.zeros((program, 3), np.int64),
+        replay_seconds=np.zeros(n),
+        replay_host_seconds=np.zeros(n),
+        start=np.zeros(n),
+        stop=np.zeros(n),
+        host_stall=np.zeros(n),
+        began=np.zeros((2, n_maps)),
+        ended=np.zeros((2, n_maps)),
+        stalls=np.zeros((2, n_maps)),
+        alone=np.zeros((2, n_maps)),
+        copies=np.zeros((2, n_maps), np.int64),
+        head=np.zeros(2, np.int64),
+        tail=np.zeros(2, np.int64),
+        ends_at=np.zeros(2),
+        out_seconds=np.zeros(n_maps),
+        in_seconds=np.zeros(n_maps),
+        heads=np.zeros((4, n + 1), np.int64),
+        tails=np.zeros(n + 1, np.int64),
+        following=np.zeros((4, n_maps), np.int64),
+        load=np.zeros(n + 1, np.int64),
+        extra=np.zeros(n + 1, np.int64),
+        record=np.zeros(n, np.int64),
+        rise=np.zeros(n, np.int64),
+        mark=np.zeros(n, np.int64),
+        chain=np.zeros(n, np.int64),
+        stack=np.zeros(2 * n + 2, np.int64),
+        uses=np.zeros(n_items, np.int64),
+        stays=np.zeros(n_items, bool),
+        made=np.zeros(n_maps, bool),
+        passed=np.zeros(n_maps, bool),
+    )

@@ -1,5 +1,0 @@
-"""Hook and memory events of one iteration, turned into a profile."""
-
-from chainer_hybridmem.recording.recorder import Recorder
-
-__all__ = ['Recorder']

@@ -1,6 +1,0 @@
-"""Profile and plan in, timeline out."""
-
-from chainer_hybridmem.simulation.problem import Problem, make_problem
-from chainer_hybridmem.simulation.timeline import simulate
-
-__all__ = ['Problem', 'make_problem', 'simulate']

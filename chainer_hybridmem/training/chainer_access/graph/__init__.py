@@ -1,0 +1,105 @@
+"""Reading and writing Chainer's graph.
+
+============== ====================================================================
+file           about
+============== ====================================================================
+slots          references of the graph to arrays, which may be cleared and filled
+places         where arrays lie, present or away: attributes and variable nodes
+function_nodes function nodes: names, kinds, hooks, the nodes around them
+doors          what restores an array that is away when the program reads it; the
+               loops of backward, which read before any hook runs
+replaying      running a forward again
+by_owner       a table of what is known about objects that may die
+============== ====================================================================
+"""
+
+from chainer_hybridmem.training.chainer_access.graph.by_owner import (
+    ByOwner,
+    Entries,
+    Entry,
+)
+from chainer_hybridmem.training.chainer_access.graph.doors import (
+    BACKWARD_LOOP,
+    BringBack,
+    backward_runs,
+    class_values,
+    frame_of,
+    kind_of,
+    watch,
+)
+from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
+    FRAMEWORK,
+    StaticScheduleFunction,
+    add_local_hook,
+    communicates,
+    function_name,
+    function_of,
+    is_unfinished,
+    may_go_back,
+    name_and_arrays,
+    node_array,
+    output_arrays,
+    refuse_static,
+    replace_forward,
+    restore_forward,
+    retained_array,
+    retained_inputs,
+    target,
+)
+from chainer_hybridmem.training.chainer_access.graph.places import (
+    attribute_arrays,
+    list_away,
+    read_attribute,
+)
+from chainer_hybridmem.training.chainer_access.graph.replaying import (
+    Pristine,
+    pristine,
+    pristine_again,
+    product,
+    replay,
+    set_forward,
+    settings,
+)
+from chainer_hybridmem.training.chainer_access.graph.slots import SlotRef, find_slots
+
+__all__ = [
+    'BACKWARD_LOOP',
+    'FRAMEWORK',
+    'BringBack',
+    'ByOwner',
+    'Entries',
+    'Entry',
+    'Pristine',
+    'SlotRef',
+    'StaticScheduleFunction',
+    'add_local_hook',
+    'attribute_arrays',
+    'backward_runs',
+    'class_values',
+    'communicates',
+    'find_slots',
+    'frame_of',
+    'function_name',
+    'function_of',
+    'is_unfinished',
+    'kind_of',
+    'list_away',
+    'may_go_back',
+    'name_and_arrays',
+    'node_array',
+    'output_arrays',
+    'pristine',
+    'pristine_again',
+    'product',
+    'read_attribute',
+    'refuse_static',
+    'replace_forward',
+    'replay',
+    'restore_forward',
+    'retained_array',
+    'retained_inputs',
+    'set_forward',
+    'settings',
+    'target',
+    'watch',
+]

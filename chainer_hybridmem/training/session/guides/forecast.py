@@ -1,0 +1,376 @@
+"""What an iteration will need when it comes again, told from its first time.
+
+The first iteration has less in memory than all that follow: optimizer states come with
+the first update, and a link that learns its size from its input has no parameters yet.
+So training can get through it, and fail in the second one, where a limit that would do
+is known already.
+
+Note: [what is promised]
+    A limit at which everything is swapped and every function runs as a whole: the
+    profiling iterations swap everything, and a plan exists from there on.
+
+Note: [limits that are named]
+    A program may hold more later than in the iterations that have shown what it needs:
+    what an evaluation or an epoch leaves behind. So whatever names or takes a limit has
+    a 64th of the in-core peak to spare beyond it.
+
+Chainer's update rules are copied, and the copies get a small parameter. States grow
+with the parameter, and so do temporary arrays on the host; a GPU updates in place.
+Rules of the program are not tried: they may have effects, such as random numbers.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import math
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainer_hybridmem.planning.records.profile import (
+    AFTER_BACKWARD,
+    MINIMUM_MAP_BYTES,
+    PERSISTENT,
+    Category,
+    Operation,
+    Profile,
+    Storage,
+)
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.planning.simulation.in_core import in_core_peak_bytes
+from chainer_hybridmem.training.chainer_access import owners
+
+_SPARE = 64  # of the in-core peak, one part
+_LARGE = 2**17  # elements, from which on NumPy uses temporary arrays again
+_SHARE = 4  # temporary bytes are told in quarters of the parameter
+
+
+def with_spare(enough_bytes: int, in_core_bytes: int) -> int:
+    """A limit to name; see [limits that are named].
+
+    Args:
+        enough_bytes: What iterations seen need.
+        in_core_bytes: What they need if nothing leaves.
+    """
+    return enough_bytes + in_core_bytes // _SPARE
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstUpdateNeeds:
+    """What the first update is still to allocate.
+
+    Attributes:
+        state_bytes (int): Of optimizer states, to stay.
+        temporary_bytes (int): At most at once, while one parameter is updated.
+    """
+
+    state_bytes: int
+    temporary_bytes: int
+
+
+def coming(model: chainer.Link, on_host: bool) -> FirstUpdateNeeds:
+    """What the update of a model has not allocated yet.
+
+    Args:
+        model: Its parameters have update rules.
+        on_host: Whether updates need temporary arrays.
+    """
+    state_bytes = temporary_bytes = 0
+    seen: set[int] = set()
+    for _, parameter in owners.parameters_of(model):
+        rule = parameter.update_rule
+        if (
+            not parameter.is_initialized
+            or rule is None
+            or not rule.enabled
+            or id(parameter) in seen
+        ):
+            continue
+        if type(rule).__module__.partition('.')[0] != 'chainer':
+            continue
+        seen.add(id(parameter))
+        array = parameter.array
+        states, temporaries = _needs(rule, array.dtype, array.size)
+        there = sum(
+            value.nbytes
+            for value in (rule.state or {}).values()
+            if isinstance(value, chainer.get_array_types())
+        )
+        state_bytes += max(0, states - there)
+        if on_host:
+            temporary_bytes = max(temporary_bytes, temporaries)
+    return FirstUpdateNeeds(state_bytes, temporary_bytes)
+
+
+def _needs(rule: Any, dtype: np.dtype[Any], size: int) -> tuple[int, int]:
+    """Bytes of states and temporaries for one parameter; zero if that is unknown."""
+    trial = owners.fresh_rule(rule)
+    n = min(size, _LARGE)
+    run = functools.partial(_try, trial, np.ones(n, dtype))
+    try:
+        states, temporaries = contextvars.Context().run(run)
+    except Exception:  # a rule may want more of its parameter than this one has
+        return 0, 0
+    return states * size // n, math.ceil(temporaries * _SHARE / n) * size // _SHARE
+
+
+def _try(rule: Any, array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Initialises and updates with memory that no session counts."""
+    parameter = chainer.Parameter(array)
+    parameter.grad = np.ones_like(array)
+    rule.init_state(parameter)
+    states = sum(
+        value.nbytes for value in rule.state.values() if isinstance(value, np.ndarray)
+    )
+    traced = tracemalloc.is_tracing()
+    if not traced:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        rule.update_core(parameter)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        if not traced:
+            tracemalloc.stop()
+    small = array.nbytes // 64  # Python's own objects
+    return states, max(0, peak - before - small)
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """Of iterations like one that has been recorded without a plan.
+
+    Attributes:
+        initial_bytes (int): In memory when one begins.
+        enough_bytes (int): At this limit it runs; see [what is promised].
+        plan_bytes (int): Least memory of any plan, with functions in parts as recorded.
+        plain_bytes (int or None): Peak of plain Chainer; None if it was recorded with
+            functions in parts.
+        kept_bytes (int): Peak with every map kept, and functions in parts as recorded.
+    """
+
+    initial_bytes: int
+    enough_bytes: int
+    plan_bytes: int
+    plain_bytes: int | None
+    kept_bytes: int
+
+    @property
+    def named_bytes(self) -> int:
+        """See [limits that are named]."""
+        return with_spare(self.enough_bytes, self.kept_bytes)
+
+
+def forecast(draft: Profile, limit_bytes: int) -> Forecast | None:
+    """What iterations like a recorded one need; None if the limit surely does.
+
+    Args:
+        draft: The recording, of an iteration without a plan.
+        limit_bytes: The memory limit.
+    """
+    profile = repeated(draft)
+    kept_bytes = in_core_peak_bytes(profile)
+    if kept_bytes <= limit_bytes:
+        return None
+    return Forecast(
+        profile.initial_bytes,
+        _enough(profile, list(_walk(profile))),
+        least_memory(make_problem(profile, splitting=False))[0],
+        None if profile.functions_in_parts else kept_bytes,
+        kept_bytes,
+    )
+
+
+def limit_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
+    """A limit to name, told from an iteration whose first update does not fit.
+
+    Args:
+        draft: The recording as far as it goes.
+        coming: What the rest of the update will allocate.
+    """
+    profile = repeated(draft)
+    runs = list(_walk(profile))
+    most = runs[-1].start_bytes + coming.temporary_bytes
+    enough = coming.state_bytes + max(_enough(profile, runs), most)
+    return with_spare(enough, coming.state_bytes + in_core_peak_bytes(profile))
+
+
+def _enough(profile: Profile, runs: list[_Run]) -> int:
+    """See [what is promised]; optimizer states stay, as they may have to."""
+    problem = make_problem(_with_first_held(profile), splitting=False)
+    return max(least_memory(problem)[0], *map(_need, runs))
+
+
+def repeated(profile: Profile) -> Profile:
+    """The same iteration once more: what it has made to stay is there already."""
+    stays = {
+        s.id
+        for s in profile.storages
+        if s.producer >= 0 and s.freed_at < 0 and s.category in PERSISTENT
+    }
+    stays |= set(_first_gradients(profile, stays))
+    if not stays:
+        return profile
+    passed = set(_initial_values(profile, stays))
+    moved = []  # where each event is then
+    events: list[int] = []
+    for event in profile.events:
+        moved.append(len(events))
+        if event < 0 or event - 1 not in stays:
+            events.append(event)
+    moved.append(len(events))
+    after = tuple(range(profile.first_update, len(profile.operations)))
+    return dataclasses.replace(
+        profile,
+        events=tuple(events),
+        initial_bytes=profile.initial_bytes
+        + sum(profile.storages[s].nbytes for s in stays),
+        graph_end_event=moved[profile.graph_end_event],
+        operations=tuple(
+            dataclasses.replace(op, first_event=moved[op.first_event])
+            for op in profile.operations
+        ),
+        storages=tuple(
+            dataclasses.replace(
+                _moved(s, s.id in stays, moved, after),
+                nbytes=0 if s.id in passed else s.nbytes,
+            )
+            for s in profile.storages
+        ),
+    )
+
+
+def _moved(
+    storage: Storage, stays: bool, moved: list[int], after: tuple[int, ...]
+) -> Storage:
+    freed_at = moved[storage.freed_at] if storage.freed_at >= 0 else -1
+    if not stays:
+        begin = moved[storage.allocated_at] if storage.allocated_at >= 0 else -1
+        return dataclasses.replace(storage, allocated_at=begin, freed_at=freed_at)
+    state = storage.category is Category.OPTIMIZER_STATE
+    movable = state and storage.nbytes >= MINIMUM_MAP_BYTES
+    return dataclasses.replace(
+        storage,
+        producer=-1,
+        allocated_at=-1,
+        freed_at=freed_at,
+        forward_uses=(),
+        backward_uses=after if movable else (),
+        releasable_from=0 if movable else -1,
+        slots=(),
+    )
+
+
+def _first_gradients(profile: Profile, stays: set[int]) -> Iterator[int]:
+    """Gradients that parameters have got when they were made; cleared later."""
+    for s in stays:
+        parameter = profile.storages[s]
+        if parameter.category is not Category.PARAMETER:
+            continue
+        _, end = profile.span_of(parameter.producer)
+        for event in profile.events[parameter.allocated_at + 1 : end]:
+            other = profile.storages[abs(event) - 1]
+            outlives = other.freed_at >= end
+            if event > 0 and outlives and other.nbytes == parameter.nbytes:
+                yield other.id
+                break
+
+
+def _initial_values(profile: Profile, stays: set[int]) -> Iterator[int]:
+    """What only the making of parameters has used, such as random numbers.
+
+    Chainer makes a parameter, fills it, and makes its gradient.
+    """
+    made: dict[int, int] = {}  # by operation, where the last array to stay is made
+    for s in stays:
+        storage = profile.storages[s]
+        if storage.producer < profile.first_update:  # the update makes states
+            last = made.get(storage.producer, -1)
+            made[storage.producer] = max(last, storage.allocated_at)
+    for operation, last in made.items():
+        begin, _ = profile.span_of(operation)
+        for event in profile.events[begin:last]:
+            storage = profile.storages[abs(event) - 1]
+            if event > 0 and begin <= storage.freed_at < last:
+                yield storage.id
+
+
+def _with_first_held(profile: Profile) -> Profile:
+    """What the first backward function reads, and nothing lets go before that.
+
+    Chainer's backward loop has it by then, so that a recording finds it held.
+    """
+    b0 = profile.first_backward
+
+    def found_held(s: Storage) -> bool:
+        last = max(s.forward_uses, default=s.producer)
+        return last == b0 - 1 and b0 in s.backward_uses
+
+    return dataclasses.replace(
+        profile,
+        storages=tuple(
+            dataclasses.replace(s, releasable_from=-1) if found_held(s) else s
+            for s in profile.storages
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """One operation, and the load of what cannot leave, maps of others left out."""
+
+    operation: Operation
+    start_bytes: int
+    peak_bytes: int
+    needed_bytes: int  # of maps that it reads, or that the program holds
+
+
+def _need(run: _Run) -> int:
+    """Memory that an operation does with, where all else has left."""
+    if run.operation.phase in AFTER_BACKWARD:
+        return run.peak_bytes
+    return run.peak_bytes + run.needed_bytes
+
+
+def _walk(profile: Profile) -> Iterator[_Run]:
+    maps = {s.id for s in profile.storages if _is_map(s)}
+    needed = _needed(profile, maps)
+    load = profile.initial_bytes
+    for op in profile.operations:
+        start = peak = load
+        born = read = 0
+        for event in profile.events[slice(*profile.span_of(op.index))]:
+            storage = profile.storages[abs(event) - 1]
+            change = storage.nbytes if event > 0 else -storage.nbytes
+            if storage.id not in maps:
+                load += change
+            elif storage.producer == op.index:
+                born += change
+            elif storage.id in needed[op.index]:
+                read += change
+            peak = max(peak, load + born + read)
+        nbytes = sum(profile.storages[s].nbytes for s in needed[op.index])
+        yield _Run(op, start, peak, nbytes)
+
+
+def _is_map(storage: Storage) -> bool:
+    kind = storage.category is Category.FEATURE_MAP and storage.producer >= 0
+    return kind and storage.nbytes >= MINIMUM_MAP_BYTES
+
+
+def _needed(profile: Profile, maps: set[int]) -> list[set[int]]:
+    """Maps of others that must be there while each operation runs."""
+    needed: list[set[int]] = [set() for _ in profile.operations]
+    for s in maps:
+        storage = profile.storages[s]
+        last = max(storage.forward_uses, default=storage.producer)
+        for k in (*range(storage.producer + 1, last + 1), *storage.backward_uses):
+            needed[k].add(s)
+    return needed

@@ -1,0 +1,292 @@
+"""One iteration: how far it has come, and whose guide it follows."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chainer_hybridmem import timing
+from chainer_hybridmem.planning.records.profile import Category
+from chainer_hybridmem.training.execution.live_map import LiveMap
+from chainer_hybridmem.training.session.guides.guide import Guide, Stage
+from chainer_hybridmem.training.session.guides.operation_key import (
+    OperationKey,
+    find_fingerprint,
+)
+
+NESTED = -1  # for the number of a forward operation that a backward function has called
+
+
+class Following:
+    """Which guide an iteration follows, as its operations come.
+
+    Attributes:
+        guide (Guide or None): Has begun like the iteration; None: its signature is
+            unknown.
+        operations (list of OperationKey): Those that have begun.
+        tried (bool): Whether it has begun with a draft.
+        whole (bool): Whether it has followed one guide alone.
+        deviated (bool): Whether it has left what it followed for nothing.
+    """
+
+    __slots__ = ('_compares', 'deviated', 'guide', 'operations', 'tried', 'whole')
+
+    def __init__(self, guide: Guide | None = None) -> None:
+        self.guide = guide
+        self.operations: list[OperationKey] = []
+        self.tried = guide is not None and guide.stage is Stage.PROFILING
+        self.whole = self._compares = guide is not None
+        self.deviated = False
+
+    def fits(self, k: int, key: OperationKey) -> bool:
+        """Takes operation k; False if the guide expects another one."""
+        if not self._compares:
+            self.operations.append(key)
+            return True
+        assert self.guide is not None
+        signature = self.guide.signature
+        if k < len(signature) and signature[k] == key:
+            self.operations.append(signature[k])  # fewer objects that live long
+            return True
+        self.operations.append(key)
+        return False
+
+    def switch(self, guide: Guide) -> None:
+        """It is another guide's iteration, which begins in the same way."""
+        self.guide, self.whole = guide, False
+
+    def deviate(self) -> None:
+        """It is no known guide's iteration."""
+        self.guide, self._compares, self.whole = None, False, False
+        self.deviated = True
+
+    def know(self, guide: Guide | None) -> None:
+        """It has ended, and was this guide's."""
+        self.guide = guide
+
+
+class Iteration:
+    """One iteration; functions of its graph know it as their origin.
+
+    Attributes:
+        following (Following): Which guide it follows.
+        started (bool): Whether it is under way.
+        quiet (bool): Whether functions are noted and nothing else; see
+            loop, [quiet iterations].
+        position (int): Operations that have begun.
+        named (tuple of str): The last one: a path and its name, or what is said of it.
+        last (tuple or None): Number and weak reference of a forward function that
+            completes at the next hook.
+        noted (weak reference or None): To the function that was noted last instead: of
+            those, nothing is to be known.
+        depth (int): Backward functions under way.
+        backward_seen (bool): Whether one has begun.
+        short (bool): Whether an allocation has not fitted at once.
+        wary (bool): Whether what a function reads may be away.
+        foreign_bytes (int): What the program held when it began beyond what it held
+            when its guide was recorded.
+        plain_bytes (int): What plain Chainer would have held when it began.
+        older_bytes (int): Of these, maps of older graphs that were away.
+        dead_bytes (int): Of these, maps of older graphs that have died before backward.
+        older_waits (bool): Whether an older graph had a backward still to come then.
+        categories (dict): What the model's allocations held when it began, by
+            allocation id.
+        labels (dict): Names of the model's gradients and persistent arrays when it
+            began, by allocation id; only of an iteration that is recorded.
+        fingerprint (int or None): Of the forward functions of one that has begun
+            quietly; None: its operations tell it.
+        knows (bool): Whether its functions become known: a quiet one notes them, until
+            memory is short.
+        evaluates (bool): Whether the program has evaluated since it began.
+    """
+
+    __slots__ = (
+        '__weakref__',
+        '_end_seconds',
+        '_end_spent',
+        '_older',
+        '_start_seconds',
+        '_start_spent',
+        'backward_seen',
+        'categories',
+        'dead_bytes',
+        'depth',
+        'evaluates',
+        'fingerprint',
+        'following',
+        'foreign_bytes',
+        'knows',
+        'labels',
+        'last',
+        'named',
+        'noted',
+        'older_bytes',
+        'older_waits',
+        'plain_bytes',
+        'position',
+        'quiet',
+        'short',
+        'started',
+        'wary',
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.following = Following()
+        self.started = self.quiet = False
+        self.position = 0
+        self.named = '', 'no operation yet'
+        self.last: tuple[int, weakref.ref[Any]] | None = None
+        self.noted: weakref.ref[Any] | None = None
+        self.depth = 0
+        self.backward_seen = False
+        self.short = self.wary = False
+        self.foreign_bytes = 0
+        self.plain_bytes = self.older_bytes = self.dead_bytes = 0
+        self._older: list[tuple[int, weakref.ref[LiveMap]]] = []
+        self.older_waits = False
+        self.categories: Mapping[int, Category] = {}
+        self.labels: Mapping[int, str] = {}
+        self.fingerprint: int | None = None
+        self.knows = self.evaluates = False
+        self._start_seconds = self._start_spent = 0.0
+        self._end_seconds: float | None = None
+        self._end_spent = 0.0
+
+    # -- beginning and end ----------------------------------------------------
+    def follow(self, guide: Guide | None) -> None:
+        """It begins like a guide's iterations; None: it begins like none."""
+        self.following = Following(guide)
+
+    def note_memory(self, categories: Mapping[int, Category]) -> None:
+        """What the model holds now, by allocation id: functions become known."""
+        self.categories, self.knows = categories, True
+
+    def note_labels(self, labels: Mapping[int, str]) -> None:
+        """Names of gradients and persistent arrays, by allocation id."""
+        self.labels = labels
+
+    def note_foreign(self, nbytes: int) -> None:
+        """The program holds so much more than its guide's profile knows."""
+        self.foreign_bytes = nbytes
+
+    def note_older(self, used_bytes: int, older: Sequence[LiveMap]) -> None:
+        """What is there, and what of older graphs would be in plain Chainer."""
+        self._older = [(live.nbytes, weakref.ref(live)) for live in older]
+        self.older_bytes = sum(live.nbytes for live in older if live.is_away)
+        self.plain_bytes = used_bytes + self.older_bytes
+
+    def note_waiting(self, older_waits: bool) -> None:
+        """Whether an older graph has a backward still to come."""
+        self.older_waits = older_waits
+
+    def start(self, quiet: bool = False, wary: bool = False) -> None:
+        """Its first operation is about to run.
+
+        Args:
+            quiet: Whether functions are noted and nothing else.
+            wary: Whether maps of older graphs are away.
+        """
+        self.quiet, self.wary = quiet, wary
+        self.fingerprint = 0 if quiet else None
+        self.started = True
+        self._start_seconds, self._start_spent = timing.now(), timing.spent()
+
+    @property
+    def seconds(self) -> float:
+        """Since its start, until now or an evaluation."""
+        end = timing.now() if self._end_seconds is None else self._end_seconds
+        return end - self._start_seconds
+
+    @property
+    def spent_seconds(self) -> float:
+        """That the program's thread has computed since then."""
+        end = timing.spent() if self._end_seconds is None else self._end_spent
+        return end - self._start_spent
+
+    def note_evaluation(self, issued: bool) -> None:
+        """The program evaluates.
+
+        Args:
+            issued: Whether its operations may only be issued so far: its time then goes
+                on.
+        """
+        self.evaluates = True
+        if self._end_seconds is None and self.is_complete and not issued:
+            self._end_seconds, self._end_spent = timing.now(), timing.spent()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has come through forward and backward."""
+        return self.started and self.backward_seen and not self.depth
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether it is in forward or backward."""
+        return self.depth > 0 or (self.started and not self.backward_seen)
+
+    def end(self) -> None:
+        """It is over; what it has been is known."""
+        self.started = False
+
+    def break_off(self) -> None:
+        """It comes to nothing: the program has caught an error."""
+        self.depth, self.started = 0, False
+        self.following.know(None)
+
+    # -- operations -----------------------------------------------------------
+    def start_backward(self) -> int:
+        """A backward function is about to run; returns its number."""
+        self.depth += 1
+        self.backward_seen = True
+        if self._older:
+            self._count_dead()
+        k = self.position
+        self.position = k + 1
+        return k
+
+    def _count_dead(self) -> None:
+        """Programs mostly give the last graph up between forward and backward."""
+        older, self._older = self._older, []
+        found = [(nbytes, reference()) for nbytes, reference in older]
+        self.dead_bytes = sum(
+            nbytes
+            for nbytes, live in found
+            if live is None or not live.slots.are_alive()
+        )
+
+    def end_backward(self) -> int:
+        """A backward function has run; returns how many still do."""
+        depth = self.depth
+        if depth:
+            depth -= 1
+            self.depth = depth
+        return depth
+
+    @property
+    def label(self) -> str:
+        """Of the operation that has begun last."""
+        path, name = self.named
+        return path + name
+
+    def wait_for(self, k: int, function: Any) -> None:
+        """Forward operation k, or NESTED, completes at the next hook."""
+        self.last = k, weakref.ref(function)
+
+    def find_fingerprint(self) -> int:
+        """Fingerprint of the forward functions of one that has ended."""
+        if self.fingerprint is not None:
+            return self.fingerprint
+        guide = self.following.guide
+        if guide is not None:  # of exactly these operations
+            return guide.fingerprint
+        return find_fingerprint(self.following.operations)
+
+    # -- memory is short ------------------------------------------------------
+    def fall_short(self) -> None:
+        """An allocation does not fit."""
+        self.short = self.wary = True
+
+    def stop_quiet(self) -> None:
+        """All of its functions are known from now on, and what follows, too."""
+        self.quiet = False

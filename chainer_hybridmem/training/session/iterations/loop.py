@@ -1,0 +1,748 @@
+"""The loop of iterations: what happens at each of Chainer's hooks.
+
+An iteration begins with the first forward function after a backward. It begins quietly,
+in passive mode, or with a guide, and goes on with another guide, or with none, where
+its operations are not what that expects. Each operation completes at the next hook, for
+Chainer sets retained arrays after a function's hooks have run.
+
+Note: [quiet iterations]
+    An iteration of an unknown signature begins quietly: the hooks note which functions
+    have run, by weak references, and nothing else. Most end so, wherever everything
+    fits. If maps of older graphs are away, they also bring back what functions read.
+    When an allocation does not fit, the executor gets to know what those functions
+    have left in the graph, as few of them as will do: first those of older graphs, and
+    those whose backward has ended, then from the first one on, for what that has left
+    is needed last. The iteration goes on quietly; a backward function finds what it
+    reads, known or not. Only then its signature is worth recording. If nothing else can
+    go, or a backward makes a graph of its own, all functions become known and the rest
+    is passive. Functions of quiet iterations stay noted as long as they live: a graph
+    that the program keeps can be evicted, too.
+
+Note: [asked for later]
+    Parameters may be others by the time an iteration asks for the graphs of those
+    before it: what it asks for must not be recomputed, and must not be dropped. Which
+    iterations are asked, only later ones tell, so this is learnt for all that begin
+    alike (guide, [habits of a family]).
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+
+from chainer_hybridmem.errors import clear_handled
+from chainer_hybridmem.planning.records.profile import Slot
+from chainer_hybridmem.planning.records.specs import spec_of
+from chainer_hybridmem.training.chainer_access import graph, own_code
+from chainer_hybridmem.training.execution.ledger import LiveFunction
+from chainer_hybridmem.training.session.guides.guide import Guide, Stage
+from chainer_hybridmem.training.session.guides.guidebook import GuideBook
+from chainer_hybridmem.training.session.guides.operation_key import (
+    OperationKey,
+    extend_fingerprint,
+    make_backward_key,
+    make_forward_key,
+)
+from chainer_hybridmem.training.session.iterations.iteration import (
+    NESTED,
+    Following,
+    Iteration,
+)
+from chainer_hybridmem.training.session.iterations.learning import (
+    Learning,
+    refuse_differences,
+)
+from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
+from chainer_hybridmem.training.session.iterations.out_of_memory import Progress
+from chainer_hybridmem.training.session.iterations.overrun import Overrun
+from chainer_hybridmem.training.session.planning.planning import HostShare
+from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.training.session.setting.runtime import Runtime
+from chainer_hybridmem.training.session.setting.session_thread import ThreadGuard
+
+KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
+GUARDED = 16  # one function in so many refuses a backward in another thread
+
+
+class LinkPath(chainer.LinkHook):
+    """Follows which link of a model runs.
+
+    Args:
+        model (Link): Its links have names.
+
+    Attributes:
+        path (str): Of that link, with a slash at its end.
+    """
+
+    name = 'hybridmem-path'
+
+    def __init__(self, model: chainer.Link) -> None:
+        self._paths = {id(link): name for name, link in model.namedlinks()}
+        self._outer: list[tuple[weakref.ref[Any], str]] = []  # calls under way
+        self.path = '/'
+
+    def forward_preprocess(self, args: Any) -> None:
+        """Before a link is called."""
+        if self._outer and not graph.frame_of(chainer.Link.__call__, sys._getframe(2)):
+            self._break_off(self._outer[0][0])  # the program has kept an error
+        name = self._paths.get(id(args.link), args.link.name or '')
+        self._outer.append((weakref.ref(args, self._break_off), self.path))
+        self.path = name if name == '/' else f'{name}/'
+
+    def forward_postprocess(self, args: Any) -> None:
+        """After a link has been called."""
+        if self._outer:
+            _, self.path = self._outer.pop()
+
+    def _break_off(self, call: weakref.ref[Any]) -> None:
+        """A link has raised: with its call, what Chainer gave to hooks is gone."""
+        calls = [reference for reference, _ in self._outer]
+        if call in calls:
+            k = calls.index(call)
+            self.path = self._outer[k][1]
+            del self._outer[k:]
+
+
+class Loop(chainer.FunctionHook):
+    """Knows the iteration under way, and tells every part what happens in it.
+
+    Args:
+        model (Link): Is trained.
+        runtime (Runtime): Runs iterations.
+        arrays (ModelArrays): Never leave, or as a plan says.
+        guidebook (GuideBook): Has the guides.
+        host_share (HostShare): Gives host memory to a guide.
+        observation (InstrumentSelector): Finds out about iterations.
+        learning (Learning): Takes iterations that have ended.
+        overrun (Overrun): Lets what fits in no way exceed the limit, once.
+        guard (ThreadGuard): Is added to functions.
+
+    Attributes:
+        iteration (Iteration): The one under way; between two, the last one.
+    """
+
+    name = 'hybridmem'
+
+    def __init__(
+        self,
+        model: chainer.Link,
+        runtime: Runtime,
+        arrays: ModelArrays,
+        guidebook: GuideBook,
+        host_share: HostShare,
+        observation: InstrumentSelector,
+        learning: Learning,
+        overrun: Overrun,
+        guard: ThreadGuard,
+    ) -> None:
+        self.iteration = Iteration()
+        self._device = runtime.device
+        self._executor = runtime.executor
+        self._rules = runtime.executor.evictor.rules
+        self._splitter = runtime.splitter
+        self._instruments = runtime.instruments
+        self._options = runtime.options
+        self._arrays = arrays
+        self._guidebook = guidebook
+        self._host_share = host_share
+        self._observation = observation
+        self._learning = learning
+        self._overrun = overrun
+        self._guard = guard
+        self._path = LinkPath(model)
+        self._ledger = runtime.executor.ledger
+        self._meet: Callable[[type], None] | None = None
+        self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
+        self._executor.report_to(
+            self._guard_found, self._note_read, arrays.count_updates
+        )
+        self._splitter.ask_for_labels(self._find_label)
+
+    def enter(self, meet: Callable[[type], None] | None) -> None:
+        """Hooks into functions, links and sums of gradients, in this thread.
+
+        Args:
+            meet: Called with the class of each forward function that is not quiet.
+        """
+        self._settings = graph.settings()
+        self._meet = meet
+        self.__enter__()
+        self._path.__enter__()
+        self._splitter.__enter__()
+
+    def leave(self, hooked: bool = True) -> None:
+        """Chainer does not call these hooks any more.
+
+        Args:
+            hooked: Whether it would; not if the thread has ended.
+        """
+        self._splitter.__exit__()
+        if hooked:
+            self._path.__exit__(None, None, None)
+            self.__exit__(None, None, None)
+
+    # -- Chainer's hooks ------------------------------------------------------
+    def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """Before a forward function: complete the last one, act on the plan."""
+        iteration = self.iteration
+        own, shared = self._settings
+        with_graph = own.get('enable_backprop', shared['enable_backprop'])
+        if with_graph or not iteration.depth:
+            schedule = own.get('schedule_func', shared['schedule_func'])
+            if schedule is not None or type(function) is graph.StaticScheduleFunction:
+                graph.refuse_static()
+        if not with_graph:  # it leaves nothing, as most in a backward function
+            if not own.get('train', shared['train']):
+                iteration.note_evaluation(self._device.clock.asynchronous)
+            if type(function) in self._splitter.kinds:
+                self._splitter.prepare(function)
+            if function.inputs is not None and not iteration.quiet:
+                self._executor.restore_maps(function)  # it is applied once more
+            return
+        if iteration.depth and graph.backward_runs():
+            self._start_nested(iteration, function)
+            return
+        goes_on = iteration.started and not iteration.backward_seen
+        if goes_on and iteration.quiet:
+            self._start_quiet_forward(iteration, function, in_data)
+            return
+        if (goes_on or iteration.depth) and self._is_broken_off(iteration):
+            self._break_off(iteration)
+            goes_on = False
+        if self._instruments.active:
+            self._instruments.enter()
+        if iteration.last is not None:
+            self._complete_last(iteration, iteration.last)
+        if not goes_on:
+            own_code.look_anew()
+        key = make_forward_key(function, in_data)
+        if not goes_on:
+            self._end(iteration)
+            iteration = self.iteration = Iteration()
+            self._begin(iteration, key)
+            if iteration.quiet:
+                iteration.following.fits(0, key)
+                self._start_quiet_forward(iteration, function, in_data)
+                return
+        self._start_forward(iteration, function, in_data, key)
+
+    def _start_forward(
+        self,
+        iteration: Iteration,
+        function: Any,
+        in_data: tuple[Any, ...],
+        key: OperationKey,
+    ) -> None:
+        before = iteration.fingerprint
+        if before is not None:
+            iteration.fingerprint = extend_fingerprint(before, function, in_data)
+        k = iteration.position
+        iteration.position = k + 1
+        iteration.named = self._path.path, key[0]
+        self._start_operation(iteration, k, key)
+        if self._rules.active:
+            self._rules.note(function, iteration.label, k)
+        executor, recorder = self._executor, self._instruments.recorder
+        is_idle = executor.before_forward(k, function)
+        self._ledger.forwards[id(function)] = k
+        if is_idle and recorder is None:
+            iteration.noted = self._ledger.note(k, function)
+        else:
+            executor.functions.know(function).belong_to(iteration, k)
+            iteration.wait_for(k, function)
+        if self._meet is not None:
+            self._meet(type(graph.target(function)))
+        if recorder is not None:
+            specs = tuple(spec_of(x) for x in in_data)
+            recorder.forward_starts(iteration.label, function, specs, in_data)
+        if type(function) in self._splitter.kinds:
+            self._splitter.prepare(function)
+        if self._instruments.active:
+            self._instruments.leave(starts_operation=True)
+
+    def _start_nested(self, iteration: Iteration, function: Any) -> None:
+        """A backward function makes a graph of its own, for another backward.
+
+        No plan knows its maps; they can be evicted.
+        """
+        if iteration.quiet and iteration.wary:
+            self._know_all(iteration)
+        if iteration.quiet:
+            self._ledger.note_nested(function)
+        else:
+            if iteration.last is not None:
+                self._complete_last(iteration, iteration.last)
+            self._ledger.forwards.pop(id(function), None)
+            iteration.wait_for(NESTED, function)
+        if type(function) in self._splitter.kinds:
+            self._splitter.prepare(function)
+
+    def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """After a forward function has computed."""
+        iteration = self.iteration
+        last = iteration.last
+        if last is None or iteration.depth or last[1]() is not function:
+            return
+        self._executor.after_forward(function)
+        recorder = self._instruments.recorder
+        if recorder is not None:
+            recorder.enter()
+            recorder.forward_ran(in_data)
+            recorder.leave()
+
+    def backward_preprocess(
+        self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
+    ) -> None:
+        """Before a backward function: everything it reads must be there."""
+        del in_data, out_grad
+        iteration = self.iteration
+        if iteration.quiet:
+            self._start_quiet_backward(iteration, function)
+            return
+        instruments = self._instruments
+        if instruments.active:
+            instruments.enter()
+        if iteration.last is not None:
+            self._complete_last(iteration, iteration.last)
+        k = iteration.start_backward()
+        forward = self._ledger.forwards.get(id(function), -1)
+        if forward < 0:
+            forward = self._find_other_forward(iteration, function)
+        iteration.named = 'backward of ', graph.function_name(function)
+        self._start_operation(iteration, k, make_backward_key(forward, function))
+        self._executor.before_backward(k, function)
+        if instruments.recorder is not None:
+            label = instruments.recorder.label_of(forward, iteration.label)
+            instruments.recorder.backward_starts(label, function, forward)
+        if instruments.active:
+            instruments.leave(starts_operation=True)
+
+    def backward_postprocess(
+        self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
+    ) -> None:
+        """After a backward function: drop what is not needed any more."""
+        del in_data, out_grad
+        iteration = self.iteration
+        if iteration.quiet:
+            self._end_quiet_backward(iteration, function)
+            return
+        if self._instruments.active:
+            self._instruments.enter()
+        if iteration.last is not None:
+            self._complete_last(iteration, iteration.last)
+        self._executor.after_backward(iteration.position - 1, function)
+        if not iteration.end_backward():
+            self._splitter.place = -1, 0
+        if self._instruments.active:
+            self._instruments.leave(starts_operation=False)
+
+    # -- operations -----------------------------------------------------------
+    def _start_operation(self, iteration: Iteration, k: int, key: OperationKey) -> None:
+        """What is allocated from here on belongs to operation k."""
+        if not iteration.following.fits(k, key):
+            self._redirect(iteration, k)
+        self._splitter.place = k, 0
+        instruments = self._instruments
+        if instruments.placing or instruments.log is not None:
+            instruments.start_operation(k)
+
+    def _complete_last(
+        self, iteration: Iteration, last: tuple[int, weakref.ref[Any]]
+    ) -> None:
+        """Chainer sets retained arrays after a function's hooks have run."""
+        iteration.last = None
+        k, reference = last
+        function = reference()
+        if graph.is_unfinished(function):
+            return
+        recorder = self._instruments.recorder
+        self._executor.complete(k, function)
+        if recorder is not None and k >= 0:
+            recorder.forward_complete(k, function)
+
+    def _guard_found(self, function: Any) -> None:
+        """A backward in another thread would miss what is away."""
+        graph.add_local_hook(function, self._guard)
+
+    # -- quiet iterations: functions are noted and nothing else ---------------
+    def _start_quiet_forward(
+        self, iteration: Iteration, function: Any, in_data: tuple[Any, ...]
+    ) -> None:
+        """A forward function is about to run."""
+        before = iteration.fingerprint
+        if before is not None:
+            iteration.fingerprint = extend_fingerprint(before, function, in_data)
+        k = iteration.position
+        iteration.position = k + 1
+        if iteration.wary:
+            self._executor.before_forward(k, function)
+        self._ledger.note(k, function)
+        if self._rules.active:
+            self._rules.note(function, self._find_label(), k)
+        self._splitter.place = k, 0
+        if type(function) in self._splitter.kinds:
+            self._splitter.prepare(function)
+        if not k % GUARDED:
+            graph.add_local_hook(function, self._guard)
+            self._ledger.forget_dead()
+
+    def _start_quiet_backward(self, iteration: Iteration, function: Any) -> None:
+        """A backward function is about to run; what it reads may be away."""
+        k = iteration.start_backward()
+        self._ledger.start_backward(function)
+        self._splitter.place = k, 0
+        if iteration.wary:
+            executor = self._executor
+            if not executor.functions.is_known(function):
+                if not executor.maps.misses(function):
+                    executor.before_unknown()
+                    return
+                self._begin_to_know(iteration)
+                executor.know(k, function)
+            if id(function) not in self._ledger.forwards:
+                self._find_other_forward(iteration, function)
+            executor.before_backward(k, function)
+
+    def _end_quiet_backward(self, iteration: Iteration, function: Any) -> None:
+        """A backward function has run."""
+        depth = iteration.end_backward()
+        self._ledger.end_backward(function)
+        if iteration.wary and self._executor.functions.is_known(function):
+            self._executor.after_backward(iteration.position - 1, function)
+        if not depth:
+            self._splitter.place = -1, 0
+
+    def _name_quiet_operation(self, iteration: Iteration) -> None:
+        """Names the operation under way, as is done for others where they begin."""
+        function = self._ledger.find_current()
+        name = 'a function' if function is None else graph.function_name(function)
+        path = 'backward of ' if self._ledger.running else self._path.path
+        iteration.named = path, name
+
+    def _find_label(self) -> str:
+        """The label of the operation under way."""
+        if self.iteration.quiet:
+            self._name_quiet_operation(self.iteration)
+        return self.iteration.label
+
+    # -- a beginning ----------------------------------------------------------
+    def _begin(self, iteration: Iteration, key: OperationKey) -> None:
+        """Begins an iteration.
+
+        Args:
+            iteration: A new one.
+            key: Of its first operation.
+
+        Raises:
+            OutOfMemoryError: If the last ones went beyond the limit, with a limit that
+                does.
+            SessionError: If replays of earlier iterations have made something else.
+        """
+        self._ledger.begin(iteration)
+        self._device.memory.follow()
+        self._overrun.conclude()
+        refuse_differences(self._device, wait=False)
+        guide = self._guidebook.begin(key)
+        iteration.follow(guide)
+        if not self._begin_quietly(iteration, guide, key):
+            self._begin_known(iteration, guide, key)
+
+    def _begin_quietly(
+        self, iteration: Iteration, guide: Guide | None, key: OperationKey
+    ) -> bool:
+        """Begins an iteration of which nothing is to be found out, if it is one."""
+        if guide is not None or self._observation.wants_recording(guide, key):
+            return False
+        executor = self._executor
+        if executor.maps.knows_any:
+            self._arrays.protect_from(executor)
+        executor.begin(None, {})
+        wary = not executor.maps.all_present
+        if wary:
+            older = executor.maps.find_living()
+            iteration.note_older(self._device.memory.used_bytes, older)
+        self._splitter.begin(None)
+        self._device.memory.forget_failure()
+        self._device.memory.reset_peak()
+        iteration.start(quiet=True, wary=wary)
+        return True
+
+    def _begin_known(
+        self, iteration: Iteration, guide: Guide | None, key: OperationKey
+    ) -> None:
+        """Begins an iteration whose feature maps are known one by one."""
+        iteration.note_memory(self._arrays.protect_from(self._executor))
+        self._executor.know_older(self._ledger.older)
+        older = self._executor.maps.find_living()
+        iteration.note_older(self._device.memory.used_bytes, older)
+        self._host_share.give_to(guide)
+        may_switch = not self._guidebook.begins_alone(key)
+        if guide is None:
+            self._executor.begin(None, {}, (), may_switch)
+            self._splitter.begin(None)
+        else:
+            self._follow(guide, may_switch)
+            iteration.note_foreign(self._count_foreign(guide))
+        iteration.note_waiting(self._executor.maps.wait_for_backward)
+        self._device.memory.forget_failure()
+        self._observation.begin(iteration.following, key)
+        if self._instruments.recorder is not None:
+            iteration.note_labels(self._arrays.find_labels())
+        self._device.memory.reset_peak()
+        iteration.start()
+
+    def _follow(self, guide: Guide, may_switch: bool) -> None:
+        table = guide.table
+        crosses = table is not None and table.crossing
+        holders = self._arrays.find_owners().values() if crosses else ()
+        self._executor.begin(
+            table,
+            guide.copies,
+            holders,
+            may_switch,
+            guide.habits.outliving,
+        )
+        self._splitter.begin(guide.ways)
+
+    def _count_foreign(self, guide: Guide) -> int:
+        """What the program holds beyond what it held in the guide's recording."""
+        if guide.problem is not None:
+            initial_bytes = guide.problem.profile.initial_bytes
+        elif guide.forecast is not None:
+            initial_bytes = guide.forecast.initial_bytes
+        else:
+            return 0
+        held_bytes = self._device.memory.used_bytes - self._executor.maps.older_bytes
+        return max(0, held_bytes - initial_bytes)
+
+    # -- another guide ---------------------------------------------------------
+    def _redirect(self, iteration: Iteration, k: int) -> None:
+        """Operation k is not what the guide expects."""
+        following = iteration.following
+        guide = following.guide
+        assert guide is not None
+        other = self._guidebook.find_alternative(following.operations, guide.stage)
+        self._go_on(following, guide, other, k)
+
+    def _settle(self, iteration: Iteration) -> None:
+        """An iteration ends: it follows the guide of its operations, or none."""
+        following, n = iteration.following, iteration.position
+        guide = following.guide
+        if guide is not None and n != len(guide.signature):
+            other = self._guidebook.find(following.operations)
+            self._go_on(following, guide, other, n)
+
+    def _go_on(
+        self, following: Following, guide: Guide, other: Guide | None, k: int
+    ) -> None:
+        if other is None:
+            self._deviate(following)
+        else:
+            self._switch(following, guide, other, k)
+
+    def _switch(self, following: Following, guide: Guide, other: Guide, k: int) -> None:
+        """The iteration is one of another guide that begins in the same way."""
+        following.switch(other)
+        self._instruments.stop_following()
+        late = False
+        if other.table is None:
+            self._executor.leave_plan()
+        else:
+            late = self._executor.switch(
+                other.table, other.copies, k, other.habits.outliving
+            )
+        recorder = self._instruments.recorder
+        profiling = guide.stage is other.stage is Stage.PROFILING
+        if recorder is not None and (late or not profiling):
+            recorder.mark_as_draft()
+        self._splitter.switch(other.ways)
+
+    def _deviate(self, following: Following) -> None:
+        """The signature is unknown: passive from here."""
+        following.deviate()
+        self._executor.leave_plan()
+        self._splitter.switch(None)
+        self._instruments.stop_following()
+        if self._instruments.recorder is not None:
+            self._instruments.recorder.mark_as_draft()
+
+    # -- iterations -----------------------------------------------------------
+    def _is_broken_off(self, iteration: Iteration) -> bool:
+        """Whether the iteration has come to nothing.
+
+        The program has caught an error, or its graph has died before a backward: then a
+        backward function or a hook before a forward function has not come to an end,
+        or no function is left.
+        """
+        if not iteration.started or iteration.depth:
+            return iteration.depth > 0
+        if iteration.backward_seen:
+            return False
+        reference = iteration.noted
+        if iteration.last is not None:
+            k, reference = iteration.last
+            if k == NESTED:
+                return False
+        if reference is None:
+            return True
+        if not graph.is_unfinished(reference()):
+            return False
+        clear_handled()
+        return self._executor.graph_is_dead
+
+    def _break_off(self, iteration: Iteration) -> None:
+        """What was begun is not recorded; its signature is known as well as before."""
+        self._instruments.discard()
+        self._instruments.stop_verifying()
+        iteration.break_off()
+        clear_handled()
+
+    def _end(self, iteration: Iteration) -> None:
+        if iteration.started:
+            seconds = iteration.seconds
+            self._settle(iteration)
+            iteration.end()  # counts once, also where no plan is found
+            self._learning.end(iteration, seconds)
+            self._overrun.end(iteration)
+
+    def finish_iteration(self) -> None:
+        """Ends an iteration that has come through backward."""
+        iteration = self.iteration
+        if iteration.is_complete:
+            self._instruments.enter()
+            if iteration.last is not None:
+                self._complete_last(iteration, iteration.last)
+            self._end(iteration)
+            self._executor.forget_dead()
+
+    def count_last(self) -> None:
+        """Counts the last iteration of a session, which no other one has ended."""
+        iteration = self.iteration
+        if iteration.is_complete:
+            self._learning.count(iteration, iteration.seconds)
+            self._learning.count_deviation(iteration)
+            iteration.end()
+
+    # -- older graphs: [asked for later] ---------------------------------------
+    def _find_other_forward(self, iteration: Iteration, function: Any) -> int:
+        """The forward operation of a backward function that the ledger does not have.
+
+        Args:
+            iteration: The one under way.
+            function: Its backward is about to run.
+
+        Returns:
+            int: -1 if it is none of this iteration.
+        """
+        known = self._executor.functions.find(function)
+        if known is None or known.origin is None:
+            return -1
+        if known.origin is iteration:  # it was quiet when that has run
+            return known.operation
+        updated = self._executor.functions.is_updated(function)
+        self._outlive(known, _name_maps(known), updated)
+        return -1
+
+    def _note_read(self, function: Any, slots: list[Slot]) -> None:
+        """The program reads what the graph keeps: later iterations must not drop it."""
+        known = self._executor.functions.find(function)
+        if known is not None and known.origin is not None:
+            self._outlive(known, slots, updated=False)
+
+    def _outlive(self, known: LiveFunction, slots: list[Slot], updated: bool) -> None:
+        operations = known.origin.following.operations
+        if operations:
+            self._guidebook.outlive(operations[0], slots, updated)
+
+    # -- memory ---------------------------------------------------------------
+    def reclaim(self, missing_bytes: int) -> None:
+        """An allocation does not fit: feature maps leave, as far as they can."""
+        self._executor.counters.lose(lambda: self._make_room(missing_bytes))
+
+    def _make_room(self, missing_bytes: int) -> None:
+        iteration, evictor = self.iteration, self._executor.evictor
+        goal_bytes = self._device.memory.used_bytes - missing_bytes
+        iteration.fall_short()
+        if iteration.quiet:
+            self._reclaim_quietly(iteration, missing_bytes)
+        else:
+            self._know_all(iteration)
+            evictor.reclaim(missing_bytes)
+        if self._device.memory.used_bytes > goal_bytes:
+            short_bytes = self._device.memory.used_bytes - goal_bytes
+            optional = self._device.memory.trying or self._overrun.is_under_way
+            evictor.collect_garbage(short_bytes, optional)
+        short_bytes = self._device.memory.used_bytes - goal_bytes
+        if short_bytes > 0:
+            self._overrun.exceed(
+                short_bytes,
+                iteration,
+                lambda: self.describe_progress(self._learning.next_number),
+            )
+
+    def _reclaim_quietly(self, iteration: Iteration, missing_bytes: int) -> None:
+        """An allocation of a quiet iteration does not fit; see [quiet iterations]."""
+        executor, device = self._executor, self._device
+        goal_bytes = device.memory.used_bytes - missing_bytes
+        self._begin_to_know(iteration)
+        executor.know_running(iteration.position)
+        count = KNOWN_AT_ONCE
+        while device.memory.used_bytes > goal_bytes and not self._ledger.nested:
+            executor.evictor.reclaim(device.memory.used_bytes - goal_bytes)
+            if device.memory.used_bytes <= goal_bytes or self._ledger.all_out:
+                break
+            executor.know_more(iteration.position, count)
+            count *= 2
+        if device.memory.used_bytes > goal_bytes:
+            self._know_all(iteration)
+            executor.evictor.reclaim(device.memory.used_bytes - goal_bytes)
+
+    def _know_all(self, iteration: Iteration) -> None:
+        """All that has run so far is known from now on, and what follows, too."""
+        if iteration.quiet:
+            self._begin_to_know(iteration)
+            self._name_quiet_operation(iteration)
+            iteration.stop_quiet()
+            self._executor.know_older(self._ledger.older)
+            self._splitter.place = iteration.position - 1, 0
+        noted = self._executor.know_all()
+        if noted is not None and iteration.last is None:
+            k, function = noted
+            if graph.is_unfinished(function):
+                iteration.wait_for(k, function)
+            else:
+                iteration.noted = weakref.ref(function)
+
+    def _begin_to_know(self, iteration: Iteration) -> None:
+        """Functions become known: what never leaves is none of their maps."""
+        if not iteration.knows:
+            iteration.note_memory(self._arrays.protect_from(self._executor))
+            self._executor.open_window()
+
+    # -- what is told ---------------------------------------------------------
+    def name_state(self) -> str:
+        """How the iteration runs or has run; see :attr:`.Session.state`."""
+        return self._learning.name_state(self.iteration)
+
+    def describe_progress(self, number: int) -> Progress:
+        """How far the iteration has come, which has this number."""
+        iteration = self.iteration
+        return Progress(
+            number,
+            iteration.started,
+            iteration.position,
+            self._find_label(),
+            iteration.depth,
+            iteration.backward_seen,
+        )
+
+
+def _name_maps(known: LiveFunction) -> list[Slot]:
+    """Where a function of an iteration has its feature maps."""
+    return [
+        slot for live in known.maps for slot in live.slots.name_made_by(known.operation)
+    ]

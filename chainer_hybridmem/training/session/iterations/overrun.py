@@ -1,0 +1,340 @@
+"""Goes beyond the limit once, to say what limit does.
+
+Note: [beyond the limit]
+    An allocation that does not fit, whatever leaves, would end the program with the
+    limit that gets past this allocation: the next one would end it again. So the limit
+    gives way by what is missing, and no more: everything that can leave has left, and
+    goes on leaving. What has been needed in the end is a limit with which it runs.
+
+    A pass shows little of that: gradients of several passes may be summed for an
+    update, one model may be trained several times for each time of another, and
+    optimizers make their states in their first update. So training goes on until every
+    parameter has been updated twice: a whole step lies between the two, with all states
+    there. Passes of the same operations are recorded meanwhile, as ever, which tells
+    what plans need, and plain Chainer. Then the error is raised, where the next
+    iteration begins or the session ends, and the limit holds again. This happens once
+    in a session; what does not fit later is refused at once.
+
+    Where passes differ (trees, sentences), others may need more than those seen, and
+    where some parameters are not updated for long, what that takes is not known. The
+    error says so.
+
+What the machine does not have is refused as ever, and so is what something else
+    can be done about: a function that may run in parts, a trial.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import sys
+import types
+from collections.abc import Callable
+
+from chainer_hybridmem.errors import OutOfMemoryError
+from chainer_hybridmem.planning.planners import find_planner
+from chainer_hybridmem.planning.records.plan import Action
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.training.session.guides.forecast import with_spare
+from chainer_hybridmem.training.session.guides.guide import Guide
+from chainer_hybridmem.training.session.iterations.iteration import Iteration
+from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
+from chainer_hybridmem.training.session.iterations.out_of_memory import (
+    OutOfMemoryExplainer,
+    Progress,
+    Refusal,
+)
+from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
+from chainer_hybridmem.training.session.setting.planning_time import outside_limit
+from chainer_hybridmem.training.session.setting.runtime import Runtime
+from chainer_hybridmem.units import format_bytes, format_count
+
+UPDATES = 2  # of each parameter; a step that has all its states lies between them
+FEWEST_ITERATIONS = 2  # beyond the limit, also where nothing is updated
+MOST_ITERATIONS = 64  # where something waits for its update
+SMALL_BYTES = 4096  # of small arrays that a program makes later, whatever it needs
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What iterations need, as far as it has been found out.
+
+    Attributes:
+        enough_bytes (int): With this limit, iterations like those seen run.
+        iterations (int): So many have been seen.
+        plan_bytes (int or None): Least memory of any plan.
+        plain_bytes (int or None): Peak of plain Chainer.
+        kept_bytes (int or None): Less than that, where it is not known.
+        complete (bool): Whether a whole step has been seen, and come again.
+    """
+
+    enough_bytes: int
+    iterations: int = 0
+    plan_bytes: int | None = None
+    plain_bytes: int | None = None
+    kept_bytes: int | None = None
+    complete: bool = False
+
+    @property
+    def in_core_bytes(self) -> int:
+        """What they need if nothing leaves, as far as it is known."""
+        return self.plain_bytes or self.kept_bytes or self.enough_bytes
+
+    @property
+    def named_bytes(self) -> int:
+        """See [limits that are named]; beyond what plain Chainer needs, none is."""
+        named = with_spare(self.enough_bytes, self.in_core_bytes)
+        if self.plain_bytes is None:
+            return named
+        return max(self.enough_bytes + SMALL_BYTES, min(named, self.plain_bytes))
+
+    def __str__(self) -> str:
+        beside = []
+        if self.plain_bytes is not None:
+            beside.append(f'plain Chainer needs {_exactly(self.plain_bytes)}')
+        elif self.kept_bytes is not None:
+            beside.append(f'plain Chainer needs more than {_exactly(self.kept_bytes)}')
+        if self.plan_bytes is not None:
+            least = _exactly(self.plan_bytes)
+            beside.append(f'the least memory of any plan is {least}')
+        more = f' ({"; ".join(beside)})' if beside else ''
+        told = f'a limit known to do is {self.named_bytes} bytes{more}'
+        if self.complete:
+            return told
+        seen = format_count(self.iterations, 'pass', 'passes')
+        return f'{told}, for the {seen} seen; others may need more'
+
+
+class Overrun:
+    """See [beyond the limit].
+
+    Args:
+        runtime (Runtime): Runs iterations.
+        arrays (ModelArrays): Of the model; updates make more of them.
+        observation (InstrumentSelector): Tells whether iterations are recorded.
+        explainer (OutOfMemoryExplainer): Says what was refused.
+
+    Attributes:
+        needs (Needs or None): What has been found out; None before that.
+        told (str): The error that has been raised for it; empty before that.
+        raise_limit (callable or None): Gets what iterations need, and tells whether
+            another limit takes the place of an error; the session is left before the
+            next function then.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        arrays: ModelArrays,
+        observation: InstrumentSelector,
+        explainer: OutOfMemoryExplainer,
+    ) -> None:
+        self._memory = runtime.device.memory
+        self._maps = runtime.executor.maps
+        self._tell = runtime.tell
+        self._options = runtime.options
+        self._arrays = arrays
+        self._observation = observation
+        self._explainer = explainer
+        self._refusal: Refusal | None = None  # the first one
+        self._beyond_bytes = 0
+        self._counted_bytes = 0  # most that was wanted at once, whatever had left
+        self._model_bytes = 0  # when it was refused
+        self._updates: dict[int, int] = {}  # of each parameter, when it was refused
+        self._kinds: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._guides: dict[tuple[int, int], Guide | None] = {}  # by kind
+        self._foreign_bytes: collections.Counter[tuple[int, int]] = (
+            collections.Counter()
+        )  # that the program holds beyond what their recordings know, at most
+        self._concluded = False
+        self.told = ''
+        self.raise_limit: Callable[[Needs], bool] | None = None
+        self.needs: Needs | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the limit may give way."""
+        return not self._concluded and self._memory.reclaim_error is None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether an iteration has gone beyond the limit, and that is still to say."""
+        return self._refusal is not None and not self._concluded
+
+    def exceed(
+        self,
+        short_bytes: int,
+        iteration: Iteration,
+        describe: Callable[[], Progress],
+    ) -> None:
+        """Lets what does not fit exceed the limit, if it may.
+
+        Args:
+            short_bytes: What is missing after all that can leave has left.
+            iteration: Under way, or the last one.
+            describe: Tells how far it has come.
+        """
+        memory = self._memory
+        if not self.is_possible or memory.trying:
+            return
+        if not memory.wanted_bytes:  # it fits by count, and may find a place by now
+            return
+        if not self._memory.raise_limit(short_bytes):
+            return
+        wanted_bytes = memory.used_bytes + memory.wanted_bytes
+        self._counted_bytes = max(self._counted_bytes, wanted_bytes)
+        self._beyond_bytes += short_bytes
+        if self._refusal is None:
+            self._model_bytes = outside_limit(lambda: self._arrays.kept_bytes)
+            self._updates = self._arrays.find_updates()
+            moment = self._explainer.find_moment(_callers(), describe())
+            self._refusal = outside_limit(
+                self._explainer.describe,
+                memory.wanted_bytes,
+                self._memory.used_bytes,
+                iteration,
+                moment,
+            )
+            self._tell(
+                'an allocation does not fit the memory limit: the limit gives way, to '
+                'find out what is needed'
+            )
+
+    def end(self, iteration: Iteration) -> None:
+        """An iteration has ended; if it went beyond the limit, its needs are known."""
+        if not self.is_under_way:
+            return
+        kind = iteration.find_fingerprint(), iteration.position
+        self._kinds[kind] += 1
+        self._guides[kind] = iteration.following.guide
+        foreign_bytes = max(self._foreign_bytes[kind], iteration.foreign_bytes)
+        self._foreign_bytes[kind] = foreign_bytes
+        self.needs = outside_limit(self._find_needs)
+
+    @property
+    def _iterations(self) -> int:
+        """That have ended since."""
+        return self._kinds.total()
+
+    @property
+    def _has_seen_step(self) -> bool:
+        """Whether every parameter has been updated twice."""
+        before = self._updates
+        return all(
+            number - before.get(rule, 0) >= UPDATES
+            for rule, number in self._arrays.find_updates().items()
+        )
+
+    def conclude(self) -> None:
+        """The next iteration is about to begin.
+
+        Raises:
+            OutOfMemoryError: If enough has been found out, and no limit is raised.
+        """
+        if not self.is_under_way or self._iterations < FEWEST_ITERATIONS:
+            return
+        if not (self._has_seen_step or self._iterations >= MOST_ITERATIONS):
+            return
+        error = self.take_error()
+        if error is not None:
+            raise error
+
+    def take_error(self) -> OutOfMemoryError | None:
+        """The error for what went beyond the limit, once; the limit holds again.
+
+        None if nothing did, or if another limit takes its place.
+        """
+        refusal = self._refusal
+        if refusal is None or self._concluded:
+            return None
+        self.needs = outside_limit(self._find_needs)  # updates have needed more
+        if self.raise_limit is not None and self.raise_limit(self.needs):
+            self._concluded = True  # beyond the limit until the session is left
+            return None
+        self._memory.restore_limit()
+        hint = '' if self.needs.complete else self._explainer.hint_at_recording()
+        self._concluded = True
+        self.told = (
+            f'{refusal.text} Training went on beyond the limit to find out what does: '
+            f'{self.needs}. Raise memory_limit or lower the batch '
+            f'size{refusal.hints}{hint}.'
+        )
+        return OutOfMemoryError(
+            self.told,
+            refusal.requested_bytes,
+            self._options.limit_bytes,
+            refusal.used_bytes,
+        )
+
+    def _find_needs(self) -> Needs:
+        """What all that has been seen needs, the update that comes next included."""
+        seen = self._options.limit_bytes + self._beyond_bytes
+        whole = self._has_seen_step
+        if not whole:
+            grown_bytes = max(0, self._arrays.kept_bytes - self._model_bytes)
+            seen += grown_bytes + self._explainer.find_coming_bytes()
+        found = [
+            _find_plan_needs(guide, self._foreign_bytes[kind])
+            for kind, guide in self._guides.items()
+        ]
+        known = [needs for needs in found if needs is not None]
+        count = self._iterations
+        if not known or len(known) < len(found):
+            return Needs(seen, count)
+        plain = [needs.plain_bytes for needs in known]
+        needs = Needs(
+            max(seen, *(needs.enough_bytes for needs in known)),
+            count,
+            max(needs.plan_bytes or 0 for needs in known),
+            None if None in plain else max(nbytes or 0 for nbytes in plain),
+            max(needs.kept_bytes or 0 for needs in known),
+            whole and min(self._kinds.values()) >= UPDATES,
+        )
+        if needs.in_core_bytes < self._counted_bytes:
+            # Other iterations than the guides' need more, or the program holds more.
+            enough = needs.enough_bytes if self._options.plans_anyway else seen
+            return Needs(enough, count, complete=needs.complete)
+        if not self._options.plans_anyway:  # what no plan fits runs without one
+            enough = max(seen, needs.plan_bytes or 0)
+            return dataclasses.replace(needs, enough_bytes=enough)
+        enough = needs.enough_bytes + 2 * self._maps.held_bytes
+        if Action.SWAP not in find_planner(self._options.planner).actions:
+            enough = max(enough, needs.plain_bytes or needs.kept_bytes or 0)
+        return dataclasses.replace(needs, enough_bytes=enough)
+
+
+def _find_plan_needs(guide: Guide | None, foreign_bytes: int) -> Needs | None:
+    """What plans for a guide's iterations need; None if nothing tells that.
+
+    Args:
+        guide: Of iterations that have been seen.
+        foreign_bytes: What the program holds beyond what its recording knows.
+    """
+    if guide is None:
+        return None
+    if guide.problem is not None:
+        least, _ = least_memory(guide.problem)
+        least += max(guide.foreign.nbytes, foreign_bytes)
+        in_core = guide.problem.in_core
+        plain, kept = in_core.plain_peak_bytes, in_core.peak_bytes
+        return Needs(least, 1, least, plain, kept)
+    found = guide.forecast
+    if found is None:
+        return None
+    plain, kept = found.plain_bytes, found.kept_bytes
+    enough, least = found.enough_bytes + foreign_bytes, found.plan_bytes + foreign_bytes
+    return Needs(enough, 1, least, plain, kept)
+
+
+def _callers() -> list[types.FrameType]:
+    """The frames under way, the outermost one first; whoever keeps them, keeps all."""
+    found = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _exactly(nbytes: int) -> str:
+    return f'{format_bytes(nbytes)} ({nbytes} bytes)'
