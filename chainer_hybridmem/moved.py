@@ -25,6 +25,9 @@ HOMES = {
     'session.batch_estimate': 'forecasting.batch_estimate',
     'session.inference_session': 'extras.inference_session',
     'simulation': 'planning.simulation',
+    # Named by entry points and the .pth of an environment from before the moves.
+    'memory_tests': 'extras.memory_tests',
+    'session.starting': 'running.starting',
 }
 """New names by old ones, which hold for what is below them, too."""
 

@@ -1,4 +1,4 @@
 """Planners of other papers: one file per system."""
 
-# The table imports the files here: whoever imports one of them first imports it whole.
+# First the table of planners, which imports these files and needs each of them whole.
 import chainer_hybridmem.planning.planners  # noqa: F401
