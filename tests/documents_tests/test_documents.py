@@ -174,7 +174,7 @@ def test_states_that_are_drawn_are_those_of_the_code():
 
 def test_rows_of_the_report_are_those_of_the_code():
     text = (ROOT / 'docs' / 'guide' / 'report.md').read_text()
-    code = (PACKAGE / 'session' / 'report.py').read_text()
+    code = (PACKAGE / 'training/session/report.py').read_text()
     rows = re.findall(r'^\| `([^`]+)` \|', text, re.MULTILINE)
     assert len(rows) > 5
     assert [row for row in rows if f"'{row}'" not in code] == []
