@@ -10,8 +10,8 @@ Note: [checked replays]
 Note: [late digests]
     The host reads its own memory at once: fingerprints are numbers. On CUDA a
     fingerprint waits for the GPU, and a digest does not: the device compares digests
-    later (training/devices/cuda/late_checks). So a map has fingerprints on CUDA only while the
-    program is seen to write into it, and digests otherwise.
+    later (training/devices/cuda/late_checks). So a map has fingerprints on CUDA only
+    while the program is seen to write into it, and digests otherwise.
 """
 
 from __future__ import annotations
