@@ -11,7 +11,7 @@
 #              command of README and guide, those that take minutes, too, more orders of work,
 #              networks and drawn cases on the GPU, also without cuDNN, where only its
 #              deterministic algorithms give the same bits, and with CuPy 13; and the wheels
-# make lint    ruff, mypy, the order of the rooms (setup.cfg, importlinter)
+# make lint    ruff, mypy, the order of buildings and rooms (setup.cfg, importlinter)
 # make changelog   moves the news of docs/news into CHANGELOG.md
 # make docs    writes the pages of docs/ that follow from result files and code, then the site
 # make figures  the same, with what commands predict in them, and the README's picture: minutes

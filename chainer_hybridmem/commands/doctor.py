@@ -55,13 +55,7 @@ def libraries_hint() -> str:
 
 _CONVOLVED = (2, 8, 6, 6), (4, 8, 3, 3)
 # Where functions are compiled for types that are known before.
-WITH_COMPILED = (
-    'training.devices.host',
-    'planning.planners',
-    'planning.layouts',
-    'planning.search',
-    'planning.simulation',
-)
+WITH_COMPILED = ('training.devices.host', 'planning', 'lab.planners')
 
 
 class Status(enum.Enum):

@@ -55,10 +55,10 @@ def record_inference(model: chainer.Link, *args: Any, **kwargs: Any) -> Profile:
     ``chainer.config.train`` off; once more before, if it has parameters without
     a shape.
 
-    >>> from chainer_hybridmem.planning import layouts as pools
+    >>> from chainer_hybridmem.planning import layouts
     >>> profile = hybridmem.record_inference(model, x)
-    >>> trace = pools.forward_trace(profile, pools.Lifetimes.LAST_USE)
-    >>> pools.exact(trace).footprint_bytes, pools.blob_bytes(profile)
+    >>> trace = layouts.forward_trace(profile, layouts.Lifetimes.LAST_USE)
+    >>> layouts.exact(trace).footprint_bytes, layouts.blob_bytes(profile)
 
     Args:
         model: On the CPU or a GPU.

@@ -4,7 +4,7 @@ Memory multiloading (Xiong's Caffe, 2016) gives arrays that are never needed tog
 the same memory. Under ``no_backprop_mode`` plain Chainer drops each array as soon as
 the program holds it no more; what is left to gain is what the pool loses between
 blocks. So two passes are logged, their allocations are laid out once
-(:func:`.pools.exact`), and every further pass of that kind finds each of its
+(:func:`.layouts.exact`), and every further pass of that kind finds each of its
 allocations at its offset.
 
 Note: [passes]

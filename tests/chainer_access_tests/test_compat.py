@@ -161,16 +161,16 @@ class TestImport:
         code = """
         import sys, warnings
         from chainer_hybridmem.training.chainer_access import compat
-        from chainer_hybridmem.training.chainer_access.compat.import_wrapper import ImportWrapper
-        from chainer_hybridmem.training.chainer_access.compat.repair import end_preparation
+        from chainer_hybridmem.training.chainer_access.compat import (
+            import_wrapper, repair)
         sys.meta_path[:] = [
-            f for f in sys.meta_path if not isinstance(f, ImportWrapper)]
+            f for f in sys.meta_path if not isinstance(f, import_wrapper.ImportWrapper)]
         for name in [n for n in sys.modules if n.partition('.')[0] == 'chainer']:
             del sys.modules[name]
         warnings.simplefilter('ignore')
         compat.prepare()
         import chainer
-        end_preparation()
+        repair.end_preparation()
         add = chainer.reporter.Summary.add
         compat.install()
         assert chainer.reporter.Summary.add is not add

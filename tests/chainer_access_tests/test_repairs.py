@@ -75,7 +75,7 @@ def test_old_names_are_put_back_where_they_are_asked_for():
 WRAPPERS = """
 import contextlib, importlib.machinery, sys
 import chainer_hybridmem
-from chainer_hybridmem.training.chainer_access.compat.import_wrapper import ImportWrapper
+from chainer_hybridmem.training.chainer_access.compat import import_wrapper
 
 class Another:  # as others write them: it knows nothing of the first
     def find_spec(self, name, path, target=None):
@@ -97,10 +97,11 @@ def around():
     yield
     print('after')
 
-ImportWrapper.install('wrapped', around)
+kind = import_wrapper.ImportWrapper
+kind.install('wrapped', around)
 sys.meta_path.insert({place}, Another())
 import wrapped
-print([f for f in sys.meta_path if isinstance(f, ImportWrapper)].__len__())
+print(sum(isinstance(f, kind) for f in sys.meta_path))
 """
 
 

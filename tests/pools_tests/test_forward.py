@@ -15,7 +15,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.extras.inference_recorder import InferenceRecorder
 from chainer_hybridmem.forecasting.estimation import lower_to_cudnn
-from chainer_hybridmem.planning import layouts as pools
+from chainer_hybridmem.planning import layouts
 from chainer_hybridmem.planning.layouts import Lifetimes, forward_trace
 from chainer_hybridmem.planning.layouts import forward as forward_module
 from chainer_hybridmem.planning.records.profile import SlotKind
@@ -47,7 +47,7 @@ def loads(profile, lifetimes, blobs_only=True):
 
 
 def total(profile, in_place=False):
-    return pools.blob_bytes(profile, in_place) / UNIT
+    return layouts.blob_bytes(profile, in_place) / UNIT
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))))
@@ -203,7 +203,7 @@ def test_normalisation_at_test_time():
 
     profile = hybridmem.record_inference(Normal(), X.copy())
     assert [op.label for op in profile.operations][1] == 'FixedBatchNormalization'
-    assert pools.parameter_bytes(profile) == 4 * 2048 * 4
+    assert layouts.parameter_bytes(profile) == 4 * 2048 * 4
     assert loads(profile, LAST_USE) == [2, 2, 2, 1]
     assert loads(profile, IN_PLACE) == [2, 1, 1, 1]
 
@@ -239,7 +239,7 @@ def test_a_profile_of_training_is_refused():
 def test_lifetimes_that_are_none(lifetimes):
     net = Net(lambda x: F.relu(x))
     profile = hybridmem.record_inference(net, X)
-    with pytest.raises(OptionError, match='member of pools.Lifetimes'):
+    with pytest.raises(OptionError, match='member of layouts.Lifetimes'):
         forward_trace(profile, lifetimes)
 
 
@@ -264,13 +264,13 @@ def test_less_is_alive_with_every_step(everything, lowered):
             for lifetimes in Lifetimes
         )
         assert all(a >= b >= c for a, b, c in zip(run, last, over, strict=True))
-    assert pools.blob_bytes(profile, in_place=True) < pools.blob_bytes(profile)
+    assert layouts.blob_bytes(profile, in_place=True) < layouts.blob_bytes(profile)
 
 
 def test_lowering_changes_workspaces_only(everything):
     profile = everything[2]
     lowered = lower_to_cudnn(profile, workspace_bytes=0)
-    assert pools.blob_bytes(lowered) == pools.blob_bytes(profile)
+    assert layouts.blob_bytes(lowered) == layouts.blob_bytes(profile)
     for lifetimes in Lifetimes:
         assert (
             forward_trace(lowered, lifetimes, True).operation_loads()
@@ -281,8 +281,8 @@ def test_lowering_changes_workspaces_only(everything):
 def test_run_is_what_has_been_recorded(everything):
     profile = everything[2]
     trace = forward_trace(profile, RUN)
-    whole = pools.recorded_trace(profile)
-    parameters = pools.parameter_bytes(profile)
+    whole = layouts.recorded_trace(profile)
+    parameters = layouts.parameter_bytes(profile)
     assert trace.peak_load_bytes + parameters == whole.peak_load_bytes
 
 
@@ -293,8 +293,8 @@ class Arena(chainer.FunctionHook):
 
     def __init__(self, profile, lifetimes):
         trace = forward_trace(profile, lifetimes, blobs_only=True)
-        layout = pools.exact(trace, 64)
-        pools.check_layout(trace, layout)
+        layout = layouts.exact(trace, 64)
+        layouts.check_layout(trace, layout)
         self.arena = np.full(layout.footprint_bytes, 0xFF, np.uint8)  # NaN
         sets = forward_module._Forward(profile, lifetimes).sets
         offsets = dict(zip(trace.names, layout.offsets, strict=True))
@@ -369,7 +369,7 @@ def test_a_network_in_an_arena(everything, lifetimes):
         with Arena(profile, lifetimes) as arena:
             np.testing.assert_array_equal(model(*batch).array, expected)
     assert arena.k + 1 == len(profile.operations)
-    assert len(arena.arena) < pools.blob_bytes(profile) / 2
+    assert len(arena.arena) < layouts.blob_bytes(profile) / 2
 
 
 def test_blobs_that_die_too_early_are_noticed(everything, monkeypatch):

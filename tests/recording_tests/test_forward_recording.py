@@ -11,7 +11,7 @@ from support import networks
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OptionError, SessionError
 from chainer_hybridmem.forecasting.estimation import SamplePair, lower_to_cudnn
-from chainer_hybridmem.planning import layouts as pools
+from chainer_hybridmem.planning import layouts
 from chainer_hybridmem.planning.records.profile import (
     Category,
     Phase,
@@ -58,7 +58,7 @@ def test_parameters_and_what_functions_keep(profile):
         getattr(link, name) for link in model.links() for name in link._persistent
     ]
     arrays += [a for a in statistics if isinstance(a, np.ndarray)]
-    assert pools.parameter_bytes(profile) == sum(a.nbytes for a in arrays)
+    assert layouts.parameter_bytes(profile) == sum(a.nbytes for a in arrays)
     attributes = {
         slot.key
         for storage in profile.storages
@@ -77,8 +77,8 @@ def test_any_batch_size(profile):
     real = recorded(8)
     assert estimate.storages == real.storages
     assert estimate.events == real.events
-    for lifetimes in pools.Lifetimes:
-        left, right = (pools.forward_trace(p, lifetimes) for p in (estimate, real))
+    for lifetimes in layouts.Lifetimes:
+        left, right = (layouts.forward_trace(p, lifetimes) for p in (estimate, real))
         assert left == right
 
 
@@ -90,7 +90,7 @@ def test_another_way_to_measure_the_peak(profile):
         model(*batch)
         with hybridmem.profile_memory(model) as memory:
             model(*batch)
-    trace = pools.forward_trace(profile, pools.Lifetimes.RUN)
+    trace = layouts.forward_trace(profile, layouts.Lifetimes.RUN)
     model_bytes = sum(array.nbytes for array in owners.model_arrays(model))
     batch_bytes = sum(array.nbytes for array in batch)
     expected = trace.peak_load_bytes - batch_bytes + model_bytes
@@ -107,7 +107,7 @@ def test_on_a_gpu(profile):
     check_profile(on_gpu)
     labels = [op.label for op in profile.operations]
     assert [op.label for op in on_gpu.operations] == labels
-    assert pools.blob_bytes(on_gpu) >= pools.blob_bytes(profile)
+    assert layouts.blob_bytes(on_gpu) >= layouts.blob_bytes(profile)
 
 
 def test_it_can_be_saved(profile):
@@ -152,14 +152,14 @@ def test_functions_inside_of_functions():
         Net(lambda x: F.sigmoid(Outer().apply((x,))[0])), x
     )
     assert [op.label for op in profile.operations] == ['Outer', 'Sigmoid']
-    assert pools.blob_bytes(profile) == 3 * x.nbytes
+    assert layouts.blob_bytes(profile) == 3 * x.nbytes
 
 
 def test_variables_and_names():
     x = chainer.Variable(np.ones((4, 1024), np.float32))
     net = Net(lambda a, b: F.tanh(a + b))
     profile = hybridmem.record_inference(net, x, b=np.ones((4, 1024), np.float32))
-    assert pools.blob_bytes(profile) == 4 * x.array.nbytes
+    assert layouts.blob_bytes(profile) == 4 * x.array.nbytes
 
 
 def test_a_batch_in_containers_and_what_the_model_has():
@@ -173,7 +173,7 @@ def test_a_batch_in_containers_and_what_the_model_has():
     profile = hybridmem.record_inference(Net(compute), [{'x': x}], more=((x * 2,),))
     inputs = [s for s in profile.storages if s.category is Category.INPUT]
     assert [s.nbytes for s in inputs] == [x.nbytes] * 2
-    assert pools.parameter_bytes(profile) == constant.nbytes
+    assert layouts.parameter_bytes(profile) == constant.nbytes
 
 
 class Failing(chainer.FunctionNode):
@@ -200,7 +200,7 @@ def test_functions_that_fail_and_are_done_without():
     x = np.ones((4, 1024), np.float32)
     profile = hybridmem.record_inference(Net(compute), x)
     assert [op.label for op in profile.operations] == ['ReLU', 'Tanh']
-    assert pools.blob_bytes(profile) == 3 * x.nbytes
+    assert layouts.blob_bytes(profile) == 3 * x.nbytes
 
 
 def test_what_is_refused():

@@ -13,7 +13,7 @@ from support import networks, trace_format
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OptionError, SessionError
-from chainer_hybridmem.extras import memory_pools as pools
+from chainer_hybridmem.extras import memory_pools
 from chainer_hybridmem.extras.memory_series import SERIES, MemoryProfiler
 from chainer_hybridmem.training.devices.host import numpy_memory
 from chainer_hybridmem.training.devices.protocol import PoolFigures
@@ -248,7 +248,7 @@ def fake_cupy(pool):
 
 def test_the_pool_of_cupy_by_its_hook():
     pool = MemoryPool()
-    watched = pools.CupyPool(fake_cupy(pool))
+    watched = memory_pools.CupyPool(fake_cupy(pool))
     watched.open()
     (hook,) = MemoryHook.hooks
     pool.held += 4096
@@ -267,7 +267,7 @@ def test_an_allocator_that_is_no_pool():
     cupy = fake_cupy(MemoryPool())
     cupy.cuda.get_allocator = lambda: print
     with pytest.raises(OptionError, match='not a pool of CuPy'):
-        pools.CupyPool(cupy)
+        memory_pools.CupyPool(cupy)
 
 
 def test_the_log_as_a_trace(tmp_path):

@@ -90,9 +90,9 @@ def random_case(seed: int, fits: bool = False) -> Case:
 def reference_seconds(profile: Profile, plan: Plan) -> float:
     """Time of a plan as the longest path through a graph of waits.
 
-    Written from the words of :mod:`chainer_hybridmem.planning.records.plan`: compute does one
-    thing after the other; each direction copies one map after the other, in the
-    order in which the copies are issued.
+    Written from the words of :mod:`.records.plan`: compute does one thing after the
+    other; each direction copies one map after the other, in the order in which the
+    copies are issued.
     """
     n, link, swap = len(profile.operations), profile.link, Action.SWAP
     swapped = [m for m in plan.maps if m.action is swap]

@@ -1,8 +1,9 @@
 """Several processes on one link to host memory: the reference for shared links.
 
-Independent of ``planning/simulation/lanes.py``: every rank walks through the positions of its
-plan by itself, and time passes for all of them at once, from one event to the next.
-What is under way is work that is left, at a speed that holds until the next event:
+Independent of ``planning/simulation/lanes.py``: every rank walks through the positions
+of its plan by itself, and time passes for all of them at once, from one event to the
+next. What is under way is work that is left, at a speed that holds until the next
+event:
 
 - A copy first has its latency, which uses nothing of the link, then its bytes. Of the
   ranks whose bytes are on the link in a direction, each has an equal share.

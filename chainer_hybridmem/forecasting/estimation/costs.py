@@ -367,9 +367,9 @@ def time_model(
 # A recording on the host makes much again in one pass over several functions
 # (`Recipe.covers`): a ReLU behind a batch normalisation straight from the output of the
 # convolution, say. So does a GPU, if a trial has found a kernel that rounds as its
-# forward does (training/recompute/cuda_sums.py). Local response normalization is one pass on a
-# GPU only (training/recompute/fused_replays.py). Where there are no passes, each function
-# replays its own forward, and what lies in between is made on the way.
+# forward does (training/recompute/cuda_sums.py). Local response normalization is one
+# pass on a GPU only (training/recompute/fused_replays.py). Where there are no passes,
+# each function replays its own forward, and what lies in between is made on the way.
 WHOLE, PASS = 'whole', 'pass'
 RECOMPUTES = (WHOLE, PASS)
 """Whole forwards; or each pass as one elementwise kernel."""

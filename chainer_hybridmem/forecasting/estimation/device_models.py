@@ -6,7 +6,7 @@ takes
 
     k · t_kernel + max(F / (peak · e), N / (bandwidth · e))
 
-with e the efficiency of its class, see :mod:`~chainer_hybridmem.forecasting.estimation.costs`.
+with e the efficiency of its class, see :mod:`.estimation.costs`.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class _Forward:
     def __init__(self, profile: Profile, lifetimes: Lifetimes) -> None:
         if not isinstance(lifetimes, Lifetimes):
             raise OptionError(
-                f'lifetimes is {lifetimes!r}; a member of pools.Lifetimes is needed.'
+                f'lifetimes is {lifetimes!r}; a member of layouts.Lifetimes is needed.'
             )
         if any(op.phase is not Phase.FORWARD for op in profile.operations):
             raise OptionError(

@@ -1,12 +1,11 @@
 """Planners: profile and memory limit in, plan out. One file per system.
 
-``registry`` names them, ``make``, ``ranks`` and ``largest_batch`` ask them.
+``registry`` names them, ``make`` asks them. Those of other papers are in the lab.
 
 Other packages add theirs with an entry point in the group
 ``chainer_hybridmem.planners``: see ``docs/reference/writing_a_planner.md``.
 """
 
-from chainer_hybridmem.forecasting.rank_plans import RankPlans, plan_ranks, retime
 from chainer_hybridmem.planning.planners.make import make_plan
 from chainer_hybridmem.planning.planners.planner import Planner
 from chainer_hybridmem.planning.planners.registry import (
@@ -24,7 +23,6 @@ __all__ = [
     'DEFAULT',
     'PLANNERS',
     'Planner',
-    'RankPlans',
     'check_name',
     'check_options',
     'find_planner',
@@ -32,6 +30,4 @@ __all__ = [
     'names',
     'needs_options',
     'options_of',
-    'plan_ranks',
-    'retime',
 ]

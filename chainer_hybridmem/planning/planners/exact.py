@@ -8,10 +8,10 @@ Two questions are kept apart:
 ``lower_bound_seconds``
     below which no executable plan can be, *whatever its positions*.
 
-The relaxation of ``planning/search/bound`` is solved with whole decisions (mixed-integer linear
-programming, HiGHS through SciPy), and in small problems with whole maps at every
-moment: that gives the bound. Where there are few
-assignments, all are simulated. Else the relaxation's solution is simulated and then
+The relaxation of ``planning/search/bound`` is solved with whole decisions
+(mixed-integer linear programming, HiGHS through SciPy), and in small problems with
+whole maps at every moment: that gives the bound. Where there are few assignments, all
+are simulated. Else the relaxation's solution is simulated and then
 forbidden, and the next best one is asked for, until none is left that could be faster
 than the best plan so far, which at first is that of ``hybrid``. Only what is proven
 before the first assignment is forbidden holds for every plan, for a forbidden one may

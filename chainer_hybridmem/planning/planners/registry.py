@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import importlib
 from importlib import metadata
 from typing import Any
 
@@ -14,14 +15,6 @@ from chainer_hybridmem.errors import (
     PlanError,
     PlannerError,
     UnknownNameError,
-)
-from chainer_hybridmem.lab.planners import (
-    autoswap,
-    capuchin,
-    checkpoint,
-    dtr,
-    lower_sets,
-    vdnn,
 )
 from chainer_hybridmem.planning.planners import (
     exact,
@@ -41,19 +34,13 @@ from chainer_hybridmem.planning.records.rules import pairs_of
 from chainer_hybridmem.planning.search.candidates import accept
 from chainer_hybridmem.planning.simulation.problem import Problem
 
-FILES = (
-    uniform,
-    pooch,
-    superneurons,
-    vdnn,
-    checkpoint,
-    lower_sets,
-    autoswap,
-    capuchin,
-    dtr,
-    manual,
-    exact,
-    hybrid,
+# Planners of other papers are found by name, as those of other packages are.
+LAB = 'chainer_hybridmem.lab.planners'
+IN_LAB = ('vdnn', 'checkpoint', 'lower_sets', 'autoswap', 'capuchin', 'dtr')
+FILES: tuple[Any, ...] = (
+    *(uniform, pooch, superneurons),
+    *(importlib.import_module(f'{LAB}.{name}') for name in IN_LAB),
+    *(manual, exact, hybrid),
 )
 PLANNERS: dict[str, Planner | PlannerFunction] = {
     planner.name: planner for file in FILES for planner in file.PLANNERS

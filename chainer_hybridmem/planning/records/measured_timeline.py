@@ -1,7 +1,7 @@
 """Types only: when everything really ran in one guided iteration.
 
-The counterpart of :class:`chainer_hybridmem.planning.records.timeline.Timeline`, which is the
-prediction. Times are seconds from the start of the iteration.
+The counterpart of :class:`.records.timeline.Timeline`, which is the prediction. Times
+are seconds from the start of the iteration.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where one evaluation leaves its results, and its scratch space.
 
-Notation as in :mod:`chainer_hybridmem.planning.simulation.arrays`; ``-1`` is "never". Kernels
+Notation as in :mod:`.simulation.arrays`; ``-1`` is "never". Kernels
 write into these arrays, so that a search allocates nothing per candidate.
 """
 

@@ -1,6 +1,6 @@
 """What memory is made of, at the highest moment of every operation under a plan.
 
-The walk is that of :mod:`chainer_hybridmem.planning.records.validation`; every change of the
+The walk is that of :mod:`.records.validation`; every change of the
 load is written down, so that the parts of a moment add up to its load to the byte.
 """
 

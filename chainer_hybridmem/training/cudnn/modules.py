@@ -7,7 +7,6 @@ functions raise. ``cupy.cudnn`` cannot, which is how Chainer learns of it.
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
@@ -18,13 +17,18 @@ _LIBRARY = ('cupy.cuda.cudnn', 'cupy_backends.cuda.libs.cudnn')
 _ARRAYS = ('cupy.cudnn', 'cupyx.cudnn')
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+# Of no base class of importlib.abc, whose import takes as long as all of compat.
+class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in _LIBRARY + _ARRAYS:
-            return importlib.util.spec_from_loader(fullname, self)
+            loader: Any = self
+            return importlib.util.spec_from_loader(fullname, loader)
         return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """None: a module like any other."""
 
     def exec_module(self, module: Any) -> None:
         if module.__name__ in _LIBRARY:

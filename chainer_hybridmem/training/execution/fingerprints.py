@@ -10,8 +10,8 @@ Note: [checked replays]
 Note: [late digests]
     The host reads its own memory at once: fingerprints are numbers. On CUDA a
     fingerprint waits for the GPU, and a digest does not: the device compares digests
-    later (training/devices/cuda/late_checks). So what is dropped on CUDA has digests, and only
-    what the program has read while it was away has fingerprints.
+    later (training/devices/cuda/late_checks). So what is dropped on CUDA has digests,
+    and only what the program has read while it was away has fingerprints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A proven lower bound: no executable plan is faster.
 
 The bound is the optimum of a linear program in which every plan that passes
-:mod:`chainer_hybridmem.planning.records.validation` is feasible. Notation: before operation k
+:mod:`.records.validation` is feasible. Notation: before operation k
 compute waits and replays for ``w_k`` seconds, then runs it for ``c_k``; ``W(i, j)`` is
 the time from the beginning of the wait before operation i to the beginning of operation
 j.
