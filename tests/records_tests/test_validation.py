@@ -179,6 +179,8 @@ def test_released_while_the_program_holds_it(action: int) -> None:
     entry = plan.maps[0]
     assert entry.storage == 1
     early = changed(plan, 0, release_before=2)
+    if action == SWAP:
+        early = changed(early, 0, swap_out_before=2)
     with pytest.raises(PlanError, match=r'before operation 2, .* holds it until 3'):
         check_plan(profile, early)
     check_plan(profile, changed(plan, 0, release_before=3))
