@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -80,6 +81,8 @@ def test_a_cached_plan_knows_what_algorithms_depend_on():
 @pytest.mark.parametrize('autotune', [False, True])
 @pytest.mark.parametrize('deterministic', [False, True])
 def test_an_algorithm_is_remembered(autotune, deterministic):
+    if not deterministic and 'EMU_ATOMICS' in os.environ:
+        pytest.skip('gives other bits at each call')
     x, w = draw(*WIDE), draw(8, 64, 3, 3)
     options = {'autotune': autotune, 'cudnn_deterministic': deterministic}
     with chainer.using_config('use_cudnn', 'always'), contextlib.ExitStack() as stack:

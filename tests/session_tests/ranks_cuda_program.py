@@ -31,6 +31,7 @@ from support import networks
 
 from tests.cuda_emulator import control
 
+chainer.global_config.cudnn_deterministic = True
 ITERATIONS = 9
 LONGER = 13  # double buffering holds more from the second iteration on: planned twice
 RECORDED = 6  # with double buffering, states come two iterations later than elsewhere
