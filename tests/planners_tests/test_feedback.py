@@ -8,17 +8,17 @@ import pytest
 from support import toys
 
 from chainer_hybridmem.errors import InfeasibleError
-from chainer_hybridmem.planning.planners import make_plan
-from chainer_hybridmem.planning.records.plan import Action, Plan
-from chainer_hybridmem.planning.records.validation import check_plan
-from chainer_hybridmem.planning.search.candidates import least_memory
-from chainer_hybridmem.planning.search.feedback import (
+from chainer_hybridmem.lab.planners.feedback import (
     STEP,
     moved_earlier,
     noticeable,
     reachable,
     rehearsed,
 )
+from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.planning.records.validation import check_plan
+from chainer_hybridmem.planning.search.candidates import least_memory
 from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 
 MIB = toys.MIB

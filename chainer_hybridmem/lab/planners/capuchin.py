@@ -54,6 +54,11 @@ from typing import NamedTuple
 import numpy as np
 
 from chainer_hybridmem.jit import clock
+from chainer_hybridmem.lab.planners.feedback import (
+    reachable,
+    rehearsed,
+    with_swap_ins,
+)
 from chainer_hybridmem.planning.planners.planner import Planner
 from chainer_hybridmem.planning.records.plan import Action, Plan
 from chainer_hybridmem.planning.search.candidates import (
@@ -62,11 +67,6 @@ from chainer_hybridmem.planning.search.candidates import (
     SWAP,
     Search,
     kept_load,
-)
-from chainer_hybridmem.planning.search.feedback import (
-    reachable,
-    rehearsed,
-    with_swap_ins,
 )
 from chainer_hybridmem.planning.search.planner_options import COUNT
 from chainer_hybridmem.planning.search.repairs import give_up_recomputes

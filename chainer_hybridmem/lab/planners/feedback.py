@@ -49,10 +49,7 @@ def moved_earlier(problem: Problem, plan: Plan, late: Mapping[int, float]) -> Pl
         PlanError: If the plan is for another profile or cannot be executed.
     """
     work = _simulated(problem, plan)[1]
-    start, in_seconds = (
-        work.start,
-        copy_seconds(problem, work.on_disk)[1],
-    )
+    start, in_seconds = work.start, copy_seconds(problem, work.on_disk)[1]
     wanted: dict[int, int] = {}
     for m, entry in enumerate(plan.maps):
         if entry.storage in late and entry.action is Action.SWAP:
