@@ -216,7 +216,7 @@ def defer_drops(
 
     Planners drop what is kept after its last use. Where memory is not short by then,
     that can wait for the death of the graph, as in plain Chainer: a function whose maps
-    a plan leaves alone costs an iteration nothing (execution, [idle functions]).
+    a plan leaves alone costs an iteration nothing (ledger, [noted functions]).
 
     Args:
         problem: What the plan is for.

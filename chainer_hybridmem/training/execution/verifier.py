@@ -9,7 +9,7 @@ Note: [when a map is final]
 Note: [whose change it is]
     What a Variable of the program holds, or has been found held when it was to leave,
     the program may change at any time: its fingerprint is taken anew, as is that of
-    what was changed while it was away (live_map, [held arrays]). A backward
+    what has been changed since it came back (live_map, [held arrays]). A backward
     function may write over its own attributes; over inputs and outputs it may not,
     for other functions read them, too.
 """
