@@ -186,6 +186,15 @@ def test_released_while_the_program_holds_it(action: int) -> None:
     check_plan(profile, changed(plan, 0, release_before=3))
 
 
+def test_copied_while_the_program_holds_it() -> None:
+    profile = held_network()
+    plan = plan_for(profile, SWAP, KEEP, KEEP)
+    assert plan.maps[0].swap_out_before == 3
+    early = changed(plan, 0, swap_out_before=2)
+    with pytest.raises(PlanError, match=r'1 is copied before operation 2, .* until 3'):
+        check_plan(profile, early)
+
+
 def test_the_same_map_decided_twice(profile: Profile, swapped: Plan) -> None:
     twice = dataclasses.replace(swapped, maps=(*swapped.maps, swapped.maps[0]))
     with pytest.raises(PlanError, match='decides twice about storage 0'):

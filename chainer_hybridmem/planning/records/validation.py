@@ -84,6 +84,8 @@ def _check_order(profile: Profile, plan: Plan) -> None:
         _check_fields(entry, n)
         if entry.action is not Action.KEEP:
             _check_steps(entry, storage)
+        if entry.action is Action.SWAP:
+            _check_copy(entry, storage, profile.first_backward)
 
 
 def _check_fields(entry: MapPlan, n: int) -> None:
@@ -124,6 +126,16 @@ def _check_steps(entry: MapPlan, storage: Storage) -> None:
                 f'Feature map {entry.storage}: {left} ({a + 1}) must not come '
                 f'after {right} ({b + 1}).'
             )
+
+
+def _check_copy(entry: MapPlan, storage: Storage, first_backward: int) -> None:
+    """A copy waits for the program, unless that holds the map through forward."""
+    start, held_until = entry.swap_out_before, storage.releasable_from
+    if start < held_until <= first_backward:
+        raise PlanError(
+            f'Feature map {entry.storage} is copied before operation {start}, but the '
+            f'program holds it until {held_until}.'
+        )
 
 
 def _check_host(profile: Profile, plan: Plan, limit_bytes: int | None) -> None:
