@@ -36,7 +36,7 @@ TIGHT_LIMIT = 1_300_000
 RECOMPUTED = {'*': 'swap', '*MaxPoolingND': 'recompute', '*2DFunction': 'recompute'}
 SUM_LIMIT = 4_700_000  # of arrays of 1 MB
 NEW_WAY = 'does not fit as a whole'
-HOST = types.SimpleNamespace(kind='cpu')
+HOST, GPU = (types.SimpleNamespace(kind=k, memory=None) for k in ('cpu', 'cuda'))
 
 
 def test_without_parts_it_is_out_of_memory(data):
@@ -212,7 +212,7 @@ def narrow(monkeypatch, most):
 def apply(splitter, k, x):
     function = sigmoid.Sigmoid()
     splitter.place = k, 0
-    splitter.prepare(function)
+    splitter.awaited = id(function)
     return function.forward((x,))[0], function
 
 
@@ -241,13 +241,17 @@ def test_more_and_more_parts_and_then_at_once(splitter, monkeypatch):
 
 
 def test_what_draws_on_a_gpu_is_not_tried():
-    splitter = Splitter(types.SimpleNamespace(kind='cuda'), True, lambda line: None)
+    splitter = Splitter(
+        types.SimpleNamespace(kind='cuda', memory=None), True, lambda line: None
+    )
     assert dropout.Dropout not in splitter.kinds
     assert sigmoid.Sigmoid in splitter.kinds
 
 
 def test_nothing_is_tried_without_splitting():
-    splitter = Splitter(types.SimpleNamespace(kind='cpu'), False, lambda line: None)
+    splitter = Splitter(
+        types.SimpleNamespace(kind='cpu', memory=None), False, lambda line: None
+    )
     assert not splitter.kinds
 
 
@@ -271,7 +275,7 @@ def test_a_failed_dropout_has_drawn_nothing_and_has_no_mask(splitter, monkeypatc
     splitter.begin({})
     np.random.seed(5)
     function = dropout.Dropout(0.5)
-    splitter.prepare(function)
+    splitter.awaited = id(function)
     (y,) = function.forward((x,))
     assert y.tobytes() == expected.tobytes()
     assert np.random.rand() == following

@@ -76,14 +76,12 @@ class _Look:
         places (list): What it depends on.
         codes (list): Functions, and their code.
         foreign (str): The first code that is foreign, with its place; empty if none is.
-        moment (int): When this was last so.
     """
 
     def __init__(self, kind: type) -> None:
         self.places: list[_Place] = []
         self.codes: list[tuple[types.FunctionType, types.CodeType]] = []
         self.foreign = ''
-        self.moment = -1
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # else identities would come again
         self._names: set[str] = set()
@@ -282,13 +280,13 @@ def _describe(name: str, function: types.FunctionType) -> str:
 
 
 _looks: dict[type, _Look] = {}
-_moment = 0
+found: dict[type, str] = {}
+"""What :func:`find_foreign` has answered since the last :func:`look_anew`, by class."""
 
 
 def look_anew() -> None:
     """What has been found of classes is looked at once more when it is next asked."""
-    global _moment
-    _moment += 1
+    found.clear()
 
 
 def find_foreign(kind: type) -> str:
@@ -298,13 +296,16 @@ def find_foreign(kind: type) -> str:
         str: Such as ``'Sigmoid.forward_cpu is from train.py, line 9'``; empty also for
         a class that is not Chainer's.
     """
+    foreign = found.get(kind)
+    if foreign is None:
+        foreign = found[kind] = _find_foreign_anew(kind) if is_of_chainer(kind) else ''
+    return foreign
+
+
+def _find_foreign_anew(kind: type) -> str:
     look = _looks.get(kind)
-    if look is None or look.moment != _moment:
-        if not is_of_chainer(kind):
-            return ''
-        if look is None or not look.holds():
-            look = _looks[kind] = _Look(kind)
-        look.moment = _moment
+    if look is None or not look.holds():
+        look = _looks[kind] = _Look(kind)
     return look.foreign
 
 

@@ -284,11 +284,11 @@ def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
         arrays.append((Category.PARAMETER, held_array(parameter)))
         # The public property raises where there is none.
         arrays.append((Category.GRADIENT, parameter._grad))
-        states = _states_of(parameter.update_rule).values()
-        arrays.extend((Category.OPTIMIZER_STATE, state) for state in states)
+        for state in _states_of(parameter.update_rule).values():
+            arrays.append((Category.OPTIMIZER_STATE, state))
     for link in model.links():
-        persistent = (link.__dict__.get(name) for name in link._persistent)
-        arrays.extend((Category.PARAMETER, value) for value in persistent)
+        for name in link._persistent:
+            arrays.append((Category.PARAMETER, link.__dict__.get(name)))
     kinds = chainer.get_array_types()
     return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
 

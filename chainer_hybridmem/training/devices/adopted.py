@@ -16,6 +16,7 @@ class AdoptedArrays:
 
     Attributes:
         nbytes (int): Of those that live.
+        known (dict): Id and reference of memory by the address of its first byte.
     """
 
     def __init__(
@@ -24,11 +25,11 @@ class AdoptedArrays:
         self.nbytes = 0
         self._count = count
         self._uncount = uncount
-        self._known: dict[int, tuple[int, Any]] = {}  # id and reference, by address
+        self.known: dict[int, tuple[int, Any]] = {}
 
     def ident_at(self, address: int) -> int:
         """Id of the memory that begins at an address; 0 if it is not adopted."""
-        known = self._known.get(address)
+        known = self.known.get(address)
         return 0 if known is None else known[0]
 
     def add(self, address: int, owner: Any, nbytes: int) -> None:
@@ -42,15 +43,15 @@ class AdoptedArrays:
 
         def died(_: Any) -> None:
             # Runs before the memory is freed, so the address is not in use.
-            known = self._known.pop(address, None)
+            known = self.known.pop(address, None)
             if known is not None:
                 self.nbytes -= nbytes
                 self._uncount(known[0], nbytes)
 
         ident = self._count(nbytes)
         self.nbytes += nbytes
-        self._known[address] = ident, weakref.ref(owner, died)
+        self.known[address] = ident, weakref.ref(owner, died)
 
     def clear(self) -> None:
         """Forgets all arrays; what they hold stays counted."""
-        self._known.clear()
+        self.known.clear()

@@ -141,7 +141,7 @@ class PersistentMap(LiveMap):
         self._owner.unwatch()
         self.allocation = self._device.arrays.allocation_id(array)
         super()._arrived(root)
-        self.host.set_valid(False)  # the update changes it
+        self.host.valid = False  # the update changes it
 
     def _leave(self, state: State) -> None:
         super()._leave(state)

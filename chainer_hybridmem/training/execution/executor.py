@@ -45,6 +45,8 @@ class Executor:
         crossing (Crossing): Parameters and optimizer states that leave.
         evictor (Evictor): Makes room without a plan.
         observers (Observers): Are told what happens.
+        awaits_forward (bool): Whether it is to be told when the forward function that
+            has begun last has computed.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Executor:
             self._prefetcher,
             PassiveRules(rules),
         )
+        self.awaits_forward = False
         self._table: ActionTable | None = None
         self._busy: Collection[int] | None = None  # operations; None: all
         self._found: Callable[[Any], None] = lambda function: None
@@ -240,7 +243,8 @@ class Executor:
     def _act(self, k: int, table: ActionTable) -> None:
         """Does what the plan has before operation k."""
         self._mover.move(k, table)
-        self._recipes.drop_sources(k)
+        if k in table.source_drops:
+            self._recipes.drop_sources(k)
         replays = table.replays.get(k)
         if replays:
             self._restorer.replay_all(replays, table.recipes)
@@ -254,7 +258,7 @@ class Executor:
         """
         self.evictor.operation += 1
         recipes, table, busy = self._recipes, self._table, self._busy
-        recipes.drawn = None
+        self.awaits_forward = False
         is_applied_again = id(function) in self.functions.by_id
         if table is not None:
             may_replay = recipes.replayed is None or k in recipes.replayed
@@ -266,6 +270,7 @@ class Executor:
                 self._act(k, table)
             if may_replay:
                 recipes.start_drawing()
+                self.awaits_forward = True
                 busy = None
         if is_applied_again:
             self._restorer.bring_back_read_by(function)
@@ -273,7 +278,7 @@ class Executor:
 
     def after_forward(self, function: Any) -> None:
         """After a forward function has computed."""
-        if self._recipes.drawn is not None:
+        if self.awaits_forward:
             self._recipes.finish_drawing(function)
 
     def complete(self, k: int, function: Any, serial: int = -1) -> None:
@@ -324,7 +329,7 @@ class Executor:
             self._act(k, table)
         if self.crossing.arrays:
             self.crossing.recall_read_by(function)
-        known = self.functions.find(function)
+        known = self.functions.by_id.get(id(function))
         maps = () if known is None else known.maps
         if known is None or known.serial < 0:
             self.ledger.start_backward(function)
@@ -345,7 +350,7 @@ class Executor:
         Done here because Chainer's backward loop takes hold of the next
         function's inputs before that function's hook runs.
         """
-        known = self.functions.find(function)
+        known = self.functions.by_id.get(id(function))
         maps = () if known is None else known.maps
         if self.observers.members:
             self.observers.has_read(k, function, maps)
@@ -355,15 +360,15 @@ class Executor:
             for live in maps:
                 live.slots.forget_replaced()
                 live.uses.discard(known.serial)
-            self.evictor.let_go(maps)
+            if maps:
+                self.evictor.let_go(maps)
         if self._prefetcher.active:
             self._prefetcher.close_window()
         table = self._table
         if table is None:
             return
-        drops = table.drops.get(k + 1)
-        if drops is not None:
-            self._mover.drop_all(drops)
+        if k + 1 in table.drops:
+            self._mover.drop_all(k + 1, table)
         if k + 1 == table.update and self.crossing.arrays:
             self._act(k + 1, table)
             self.crossing.recall_all()

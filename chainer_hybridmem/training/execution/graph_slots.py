@@ -42,51 +42,44 @@ Prints = dict[View, int]  # fingerprint of what each view shows
 class GraphSlots:
     """Reads, fills and clears all slots of one allocation.
 
-    Slots that earlier iterations have made come first.
+    Attributes:
+        references (list of SlotRef): These; those of earlier iterations come first.
     """
 
-    __slots__ = ('_device', '_older', '_references')
+    __slots__ = ('_device', '_older', 'references')
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._older = 0  # references that earlier iterations have made
-        self._references: list[SlotRef] = []
+        self.references: list[SlotRef] = []
 
     def __iter__(self) -> Iterator[SlotRef]:
-        return iter(self._references)
+        return iter(self.references)
 
     def __len__(self) -> int:
-        return len(self._references)
-
-    def add(self, reference: SlotRef) -> None:
-        """Adds a reference that the graph has just made."""
-        self._references.append(reference)
+        return len(self.references)
 
     def begin_iteration(self) -> None:
         """All slots so far belong to earlier iterations."""
-        self._older = len(self._references)
-
-    def forget(self) -> None:
-        """Forgets all slots without touching the graph."""
-        self._references.clear()
+        self._older = len(self.references)
 
     def forget_replaced(self) -> None:
         """Forgets the attributes to which their functions have given other arrays."""
-        references = self._references
+        references = self.references
         replaced = [reference for reference in references if reference.replaced()]
         if replaced:
             older = references[: self._older]
             self._older -= sum(reference in replaced for reference in older)
-            self._references[:] = [r for r in references if r not in replaced]
+            self.references[:] = [r for r in references if r not in replaced]
 
     # -- names ----------------------------------------------------------------
     def name_present(self) -> list[Slot]:
         """Names the slots that the present iteration has made."""
-        return [reference.slot for reference in self._references[self._older :]]
+        return [reference.slot for reference in self.references[self._older :]]
 
     def name_all(self) -> list[Slot]:
         """Names the slots of all iterations."""
-        return [reference.slot for reference in self._references]
+        return [reference.slot for reference in self.references]
 
     def name_made_by(self, operation: int) -> list[Slot]:
         """Names the slots that an operation of any iteration has made."""
@@ -94,31 +87,37 @@ class GraphSlots:
 
     def has_attribute(self) -> bool:
         """Whether a function keeps the array as an attribute."""
-        return any(r.slot.kind is SlotKind.ATTRIBUTE for r in self._references)
+        for reference in self.references:
+            if reference.slot.kind is SlotKind.ATTRIBUTE:
+                return True
+        return False
 
     def belong_to(self, owner: Any, keys: Collection[str]) -> bool:
         """Whether an owner has the array in these attributes, else as a node."""
         names = {key.partition('.')[0] for key in keys}
-        return any(reference.is_of(owner, names) for reference in self._references)
+        return any(reference.is_of(owner, names) for reference in self.references)
 
     # -- who has the array ----------------------------------------------------
     def are_alive(self) -> bool:
         """Whether any part of the graph can still ask for the array."""
-        return any(reference.alive() for reference in self._references)
+        for reference in self.references:  # noqa: SIM110  a call for each map alone
+            if reference.owner() is not None:
+                return True
+        return False
 
     def are_held(self) -> bool:
         """Whether a Variable of the program has the array, as far as slots tell."""
-        return any(reference.held() for reference in self._references)
+        return any(reference.held() for reference in self.references)
 
     def are_replaced(self) -> bool:
         """Whether a Variable has got another array since."""
-        return any(r.node and r.replaced() for r in self._references)
+        return any(r.node and r.replaced() for r in self.references)
 
     def is_exclusive(self) -> bool:
         """Whether only the graph has the memory; False where that is not certain."""
         arrays: dict[int, Array] = {}
         fields: dict[int, set[object]] = {}  # of the graph, that refer to each array
-        for reference in self._references:
+        for reference in self.references:
             array = reference.get()
             if array is not None:
                 if reference.shared():
@@ -131,7 +130,7 @@ class GraphSlots:
     # -- contents -------------------------------------------------------------
     def find_array(self) -> Array | None:
         """The array of the first slot that has one now."""
-        for reference in self._references:
+        for reference in self.references:
             array = reference.get()
             if array is not None:
                 return array
@@ -145,22 +144,22 @@ class GraphSlots:
     def fill(self, root: Root) -> None:
         """Gives every slot its view of an allocation."""
         restore = self._device.arrays.restore
-        for reference in self._references:
+        for reference in self.references:
             reference.put(restore(root, reference.view))
 
     def clear(self) -> None:
         """Takes the array out of every slot."""
-        for reference in self._references:
+        for reference in self.references:
             reference.put(None)
 
     def find_living_views(self) -> set[View]:
         """How slots whose owners live look at the allocation."""
-        return {r.view for r in self._references if r.alive()}
+        return {r.view for r in self.references if r.owner() is not None}
 
     def compute_prints(self) -> Prints:
         """Fingerprints of the contents as the graph has them; empty if it has none."""
         result: Prints = {}
-        for reference in self._references:
+        for reference in self.references:
             array = reference.get()
             if array is not None and reference.view not in result:
                 result[reference.view] = compute_uncounted_fingerprint(array)

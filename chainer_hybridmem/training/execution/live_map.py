@@ -85,15 +85,6 @@ class HostSide:
         self.transfer: Transfer | None = None
 
     # -- space ----------------------------------------------------------------
-    def prefer(self, tier: Tier | None) -> None:
-        """Says where new space should lie."""
-        self.tier = tier
-
-    def reuse(self, copy: HostCopy | None) -> None:
-        """Takes the space of an earlier iteration if the map has none."""
-        if self.copy is None:
-            self.copy = copy
-
     def close(self) -> None:
         """Gives the space back."""
         if self.copy is not None:
@@ -120,10 +111,6 @@ class HostSide:
         return True
 
     # -- contents -------------------------------------------------------------
-    def set_valid(self, valid: bool) -> None:
-        """Says whether the host copy has the contents."""
-        self.valid = valid
-
     def differs_from(self, root: Root | None) -> bool:
         """Whether device memory has other contents, where the host can look at it."""
         if root is None or self.copy is None or self._device.clock.asynchronous:
@@ -227,9 +214,10 @@ class LiveMap:
             tier: Where its host copy should lie.
             copy: Space from an earlier iteration.
         """
-        self.storage = storage
-        self.host.prefer(tier)
-        self.host.reuse(copy)
+        self.storage, host = storage, self.host
+        host.tier = tier
+        if host.copy is None:
+            host.copy = copy
 
     def leave_plan(self) -> None:
         """Is no storage of a plan from here on."""
@@ -241,27 +229,30 @@ class LiveMap:
 
     def add(self, reference: SlotRef) -> None:
         """Adds a reference that the graph has just made: the array may have changed."""
-        self.slots.add(reference)
-        self.host.set_valid(False)
+        self.slots.references.append(reference)
+        self.host.valid = False
 
     def renew(self, root: Root) -> None:
         """Takes the contents as they are in memory now; the copy is worth nothing."""
         self.host.let_finish()
         self._arrived(root)
-        self.host.set_valid(False)
+        self.host.valid = False
 
     def hand_out(self) -> None:
         """The program has the array now, and may write into it."""
-        self.host.set_valid(False)
+        self.host.valid = False
         self.held_by_program = True
         self.prints.note_handed_out()
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph; see [forgotten maps]."""
-        self.host.let_finish()
-        self.host.end_copy()
-        self.host.let_go(close=self.storage < 0)
-        self.slots.forget()
+        host = self.host
+        if host.transfer is not None:
+            host.let_finish()
+            host.end_copy()
+        if host.copy is not None:
+            host.let_go(close=self.storage < 0)
+        self.slots.references.clear()
         self.state = State.RESIDENT
 
     # -- to the host ----------------------------------------------------------
@@ -300,12 +291,12 @@ class LiveMap:
             if not host.differs_from(self.slots.find_root()):
                 self._leave(State.AWAY)
                 return
-            host.set_valid(False)
+            host.valid = False
             self.prints.rewrite()
             self._start_copy()
         if self.state is State.LEAVING:
             self._wait_or_keep()
-            host.set_valid(True)
+            host.valid = True
             self._leave(State.AWAY)
 
     def stay(self) -> None:
@@ -314,7 +305,7 @@ class LiveMap:
             with contextlib.suppress(SwapStoreError):
                 self._wait_or_keep()
                 self._arrived(self.host.memory)
-                self.host.set_valid(True)
+                self.host.valid = True
 
     def _wait_or_keep(self) -> None:
         try:
@@ -462,7 +453,8 @@ class LiveMap:
     def _arrived(self, root: Any) -> None:
         self.slots.fill(root)
         self.state = State.RESIDENT
-        self.host.end_copy()
+        if self.host.transfer is not None:
+            self.host.end_copy()
         self.prints.forget()
 
     def _leave(self, state: State) -> None:
@@ -471,4 +463,5 @@ class LiveMap:
             self.slots.clear()
         else:
             self.state = state
-        self.host.end_copy()
+        if self.host.transfer is not None:
+            self.host.end_copy()

@@ -20,11 +20,15 @@ from chainer_hybridmem.training.recompute import fused_replays
 
 
 class PlannedMaps:
-    """Finds the map of each storage, and its host copy from earlier iterations."""
+    """Finds the map of each storage, and its host copy from earlier iterations.
+
+    Attributes:
+        maps (dict): Those that the iteration has made, by storage.
+    """
 
     def __init__(self) -> None:
         self._table: ActionTable | None = None
-        self._maps: dict[int, LiveMap] = {}
+        self.maps: dict[int, LiveMap] = {}
         self._copies: dict[int, HostCopy] = {}
         self._former: dict[int, HostCopy] = {}  # copies of the plan followed before
 
@@ -37,7 +41,7 @@ class PlannedMaps:
                 are added.
         """
         self._table = table
-        self._maps = {}
+        self.maps = {}
         self._copies = copies
 
     def end(self) -> None:
@@ -47,11 +51,7 @@ class PlannedMaps:
 
     def forget(self) -> None:
         """Forgets every map."""
-        self._maps.clear()
-
-    def find(self, storage: int) -> LiveMap | None:
-        """The map of a storage, if the iteration has made it."""
-        return self._maps.get(storage)
+        self.maps.clear()
 
     def meet(self, live: LiveMap, slot: Slot) -> None:
         """A map that has no storage yet is found in a slot."""
@@ -65,7 +65,7 @@ class PlannedMaps:
         assert self._table is not None
         copy = self._copies.get(storage)
         live.follow(storage, self._table.tiers.get(storage), copy)
-        self._maps[storage] = live
+        self.maps[storage] = live
 
     def is_for_good(self, live: LiveMap) -> bool:
         """Whether the plan drops a map and never makes it again."""
@@ -95,7 +95,7 @@ class PlannedMaps:
         """Goes on with another plan; its maps are still to be moved into it."""
         self._former, self._copies = self._copies, copies
         self._table = table
-        self._maps = {}
+        self.maps = {}
 
     def move_by_slots(self, live: LiveMap) -> None:
         """Moves a map of this iteration into the plan now followed, by its slots."""
@@ -103,7 +103,7 @@ class PlannedMaps:
         storage_of = self._table.storage_of
         storages = (storage_of.get(slot, -1) for slot in live.slots.name_present())
         storage = next((storage for storage in storages if storage >= 0), -1)
-        self.move(live, -1 if storage in self._maps else storage)
+        self.move(live, -1 if storage in self.maps else storage)
 
     def move_by_label(self, live: LiveMap, label: str) -> None:
         """Moves a parameter or state into the plan now followed, by its name."""
@@ -205,8 +205,10 @@ class LiveMaps:
         """Moves every map into another plan; argument as of begin_iteration()."""
         self._outliving = outliving
         for live in self:
-            for slot in live.slots.name_present():
-                self._expect_use(live, slot)
+            if self._outliving and any(
+                slot in self._outliving for slot in live.slots.name_present()
+            ):
+                live.outlives = True
             self.planned.move_by_slots(live)
 
     def forget_dead(self) -> None:
@@ -252,24 +254,24 @@ class LiveMaps:
         if len(self._by_allocation) >= self._purge_at:
             self.forget_dead()
             self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
-        device, maps = self._device, []
-        for slot, owner, array in graph.find_slots(function, k, device.arrays.owns):
+        arrays, maps = self._device.arrays, []
+        for slot, owner, array in graph.find_slots(function, k, arrays.owns):
             live = self._find_or_make(function, slot, owner, array)
             if live is None:
                 continue
-            reference = graph.SlotRef(slot, owner, device.arrays.capture(array))
-            live.add(reference)
+            live.add(graph.SlotRef(slot, owner, arrays.capture(array)))
             if self._bring_back is not None:
                 graph.watch(owner, self._bring_back)
-            if live.storage < 0 and live.host.copy is not None:
-                live.host.close()  # no plan owns it, and it is worth nothing now
             live.uses.add(serial)
-            self._expect_use(live, slot)
+            if self._outliving and slot in self._outliving:
+                live.outlives = True
             if slot.kind is SlotKind.INPUT or slot.kind is SlotKind.OUTPUT:
                 self._by_node[owner] = live
             if live not in maps:
                 maps.append(live)
             if live.storage < 0:
+                if live.host.copy is not None:
+                    live.host.close()  # no plan owns it, and it is worth nothing now
                 self.planned.meet(live, slot)
         return maps
 
@@ -281,23 +283,21 @@ class LiveMaps:
                 if live is not None:
                     yield live
 
-    def _expect_use(self, live: LiveMap, slot: Slot) -> None:
-        if slot in self._outliving:
-            live.outlive()
-
     def _find_or_make(
         self, function: Any, slot: Slot, owner: Any, array: Array
     ) -> LiveMap | None:
         """The feature map that an array in the graph is, if it is one."""
         device = self._device
         allocation = device.arrays.allocation_id(array)
-        if owners.is_parameter(owner):
-            self.permanent.add(allocation)  # it may have been made just now
-        elif allocation in self.permanent:
-            self.pinned.add(allocation)
-        if allocation == 0 or allocation in self.permanent:
-            return None
         attribute = slot.kind is SlotKind.ATTRIBUTE
+        if not attribute and owners.is_parameter(owner):
+            self.permanent.add(allocation)  # it may have been made just now
+            return None
+        if allocation in self.permanent:
+            self.pinned.add(allocation)
+            return None
+        if allocation == 0:
+            return None
         if attribute and fused_replays.stays(function, str(slot.key)):
             return None
         live = self._by_allocation.get(allocation)

@@ -9,7 +9,7 @@ Note: [maps that wait]
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from chainer_hybridmem import timing
@@ -233,11 +233,13 @@ class Mover:
         self._observers = observers
         self.counters = Counters()
         self.waiting: dict[LiveMap, bool] = {}
+        self._dropped_before = -1  # so far the plan's drops are done
 
     def begin_iteration(self) -> None:
         """Counts from zero; nothing waits."""
         self.counters = Counters()
         self.waiting.clear()
+        self._dropped_before = -1
 
     # -- as the plan says -----------------------------------------------------
     def move(self, k: int, table: ActionTable) -> None:
@@ -250,19 +252,25 @@ class Mover:
     def _move(self, k: int, table: ActionTable) -> None:
         if self.waiting:
             self._move_waiting()
-        for live in self._find_all(table.swap_outs.get(k, ())):
-            self.start_swap_out(live)
-            if live.state is State.RESIDENT and live.held_by_program:
-                self.waiting[live] = False
-        for live in self._find_all(table.releases.get(k, ())):
-            self._let_leave(live)
-        self.drop_all(table.drops.get(k, ()))
+        find = self._planned.maps.get  # None for what the iteration has not made
+        if k in table.swap_outs:
+            for live in filter(None, map(find, table.swap_outs[k])):
+                self.start_swap_out(live)
+                if live.state is State.RESIDENT and live.held_by_program:
+                    self.waiting[live] = False
+        if k in table.releases:
+            for live in filter(None, map(find, table.releases[k])):
+                self._let_leave(live)
+        if k in table.drops and k != self._dropped_before:
+            self.drop_all(k, table)
         if self._observers.members:
             self._observers.released()
-        for live in self._find_all(table.swap_ins.get(k, ())):
-            self.start_swap_in(live)
-        for live in self._find_all(table.needs.get(k, ())):
-            self.finish_swap_in(live)
+        if k in table.swap_ins:
+            for live in filter(None, map(find, table.swap_ins[k])):
+                self.start_swap_in(live)
+        if k in table.needs:
+            for live in filter(None, map(find, table.needs[k])):
+                self.finish_swap_in(live)
 
     def _move_waiting(self) -> None:
         """Lets those leave that the graph alone has by now."""
@@ -284,9 +292,13 @@ class Mover:
         if live.state is State.RESIDENT:
             self.relocate(live)
 
-    def drop_all(self, storages: Iterable[int]) -> None:
-        """Drops maps for good, or to be recomputed."""
-        for live in self._find_all(storages):
+    def drop_all(self, k: int, table: ActionTable) -> None:
+        """Drops what the plan drops before operation k, for good or to be recomputed.
+
+        That may be done as soon as the operation before it has run.
+        """
+        self._dropped_before = k
+        for live in filter(None, map(self._planned.maps.get, table.drops[k])):
             self.drop_planned(live)
 
     def apply_missed(self, table: ActionTable, k: int) -> bool:
@@ -298,24 +310,20 @@ class Mover:
             bool: Whether a map was still there, so that it leaves later than planned.
         """
         late = False
+        self._dropped_before = -1
         for actions, act in (
             (table.swap_outs, self.start_swap_out),
             (table.releases, self._let_leave),
             (table.drops, self.put_away),
         ):
             for position in sorted(p for p in actions if p < k):
-                for live in self._find_all(actions[position]):
+                for live in filter(
+                    None, map(self._planned.maps.get, actions[position])
+                ):
                     before = live.state
                     act(live)
                     late = late or live.state is not before
         return late
-
-    def _find_all(self, storages: Iterable[int]) -> Iterator[LiveMap]:
-        """The maps of storages, as far as the iteration has made them."""
-        for storage in storages:
-            live = self._planned.find(storage)
-            if live is not None:
-                yield live
 
     # -- to the host ----------------------------------------------------------
     def start_swap_out(self, live: LiveMap) -> None:

@@ -101,8 +101,6 @@ class Recipes:
     Attributes:
         replayed (collection of int or None): Forward operations of this iteration that
             may be run again; None: any.
-        drawn (Hashable): What had been drawn before the forward under way, as
-            :func:`.drawing.position` tells; None if it does not matter.
     """
 
     def __init__(self, device: Device, maps: LiveMaps) -> None:
@@ -126,7 +124,7 @@ class Recipes:
             weakref.WeakKeyDictionary()
         )  # what the plan keeps for replays, by node
         self._recalls = False
-        self.drawn: Hashable = None
+        self._drawn: Hashable = None  # before the forward under way
 
     # -- iterations -----------------------------------------------------------
     def begin(self, table: ActionTable | None, may_switch: bool) -> None:
@@ -190,12 +188,11 @@ class Recipes:
 
     def start_drawing(self) -> None:
         """The forward begins: what is drawn from here on, it draws."""
-        self.drawn = drawing.position(self._on_gpu)
+        self._drawn = drawing.position(self._on_gpu)
 
     def finish_drawing(self, function: Any) -> None:
         """The forward has computed; see [written meanwhile]."""
-        drawn, self.drawn = self.drawn, None
-        if drawing.position(self._on_gpu) != drawn:
+        if drawing.position(self._on_gpu) != self._drawn:
             self._maps.functions.know(function).note_drawn()
 
     def guard_replay(self, function: Any) -> contextlib.AbstractContextManager[Any]:
@@ -544,7 +541,7 @@ class Restorer:
                 array = graph.read_attribute(owner, str(source.key))
             else:
                 array = outputs[int(source.key)]
-            live = self._maps.planned.find(storage)
+            live = self._maps.planned.maps.get(storage)
             if storage in replay.keeps and live is not None:
                 self._take_in(live, array, function)
                 self._mover.counters.count_recomputed(live.nbytes)

@@ -70,11 +70,45 @@ def _sum(gradients: list[Any]) -> Any:
 def _make_forward(plain: Forward) -> Forward:
     """The forward of a class that has a rule; as plain, but for awaited functions."""
 
+    # Functions may be small, and most fit: these run in this one call and its ``try``.
     def forward(function: Any, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         splitter: Splitter | None = getattr(_local, 'splitter', None)
         if splitter is None or splitter.awaited != id(function):
             return plain(function, inputs)
-        return splitter.run_awaited(function, inputs, plain)
+        splitter.awaited = 0
+        kind = type(function)
+        k, index = splitter.place
+        splitter.place = k, index + 1
+        place = k, index, kind.__name__
+        foreign = own_code.found.get(kind)
+        if foreign is None:
+            foreign = own_code.find_foreign(kind)
+        if foreign:  # which parts would call more often
+            return plain(function, inputs)
+        expects = splitter.known or splitter.resting or splitter.trials is not None
+        if expects:
+            in_parts = splitter.run_expected(function, inputs, place)
+            if in_parts is not None:
+                return in_parts
+        restore = rules.undo_nothing
+        if kind not in rules.STATELESS:
+            restore = rules.state(function, whole=True)
+        memory = splitter.memory
+        former, memory.trying = memory.trying, True
+        try:
+            outputs = plain(function, inputs)
+        except MemoryError as error:
+            if memory.reclaim_error is not None:
+                raise
+            failure = error.with_traceback(None)  # its frames hold arrays
+        else:
+            if expects:
+                splitter.end_rest(function, inputs, place)
+            return outputs
+        finally:
+            memory.trying = former
+        restore()
+        return splitter.run_after_failure(function, inputs, place, failure)
 
     return forward
 
@@ -90,10 +124,14 @@ class Splitter:
 
     Attributes:
         kinds (collection of type): Classes of the functions that have a rule.
-        awaited (int): Identity of the function whose forward comes next; 0 if it has
-            no rule.
+        awaited (int): Identity of the function of one of these kinds whose forward
+            comes next, set by who calls it; no reference, for its graph may die.
         place (tuple of int): Operation under way, and how many of its functions with a
             rule have begun.
+        memory (Memory): Of the device.
+        known (dict): Ways of iterations like this one, by place.
+        trials (Trials or None): Measures parts, in an iteration that does.
+        resting (dict): Functions alike that run in parts at once; [vain attempts].
         changed (bool): Whether this iteration has found ways it did not begin with.
         used (dict): Ways of this iteration, by place.
     """
@@ -107,18 +145,18 @@ class Splitter:
             self.kinds = rules.GPU_KINDS if device.kind == 'cuda' else rules.KINDS
         self._splitting = splitting
         self._tell = tell
-        self._known: dict[Place, Way] = {}
+        self.memory = device.memory
+        self.known: dict[Place, Way] = {}
         self.place = -1, 0
-        self._awaited_place = -1, 0, ''
         self._find_label: Callable[[], str] = lambda: 'A function'
         self.awaited = 0
         self.used: dict[Place, Way] = {}
         self.changed = False
-        self._trials: Trials | None = None
+        self.trials: Trials | None = None
         self._refused = ''
         self._unknown = False  # whether nothing is known of this iteration
         self._last_way: Way | None = None
-        self._resting: dict[Alike, _Rest] = {}
+        self.resting: dict[Alike, _Rest] = {}
 
     @property
     def inexact(self) -> int:
@@ -143,10 +181,10 @@ class Splitter:
                 known of it.
         """
         self._unknown = known is None
-        self._known = {} if known is None else known
+        self.known = {} if known is None else known
         self.used = {}
         self.changed = False
-        self._trials = None
+        self.trials = None
 
     def try_parts(self, recording: Recording) -> None:
         """Measures how much memory functions of this iteration need in parts.
@@ -154,7 +192,7 @@ class Splitter:
         Args:
             recording: Of the iteration; gets the results.
         """
-        self._trials = Trials(self._device, recording)
+        self.trials = Trials(self._device, recording)
 
     def try_whole(self) -> None:
         """Every function of this iteration is tried as a whole, as it is recorded."""
@@ -167,67 +205,60 @@ class Splitter:
             known: Ways of such iterations; None if nothing is known of it.
         """
         self._unknown = known is None
-        self._known = {} if known is None else known
-        self._known.update(self.used)
-        self._trials = None
+        self.known = {} if known is None else known
+        self.known.update(self.used)
+        self.trials = None
 
     def ask_for_labels(self, find_label: Callable[[], str]) -> None:
         """Says what tells the label of the operation under way."""
         self._find_label = find_label
 
-    def prepare(self, function: Any) -> None:
-        """To be called right before the forward of a function of one of these kinds.
-
-        What is expected to fit then runs as ever, but for one ``try``: functions may be
-        small, and most fit.
-        """
-        self.awaited = id(function)  # no reference: its graph may die
-        k, index = self.place
-        self.place = k, index + 1
-        self._awaited_place = k, index, type(function).__name__
-
-    def run_awaited(
-        self, function: Any, inputs: tuple[Array, ...], plain: Forward
-    ) -> tuple[Array, ...]:
-        """Runs the function that is awaited, in parts if it does not fit otherwise.
+    def run_expected(
+        self, function: Any, inputs: tuple[Array, ...], place: Place
+    ) -> tuple[Array, ...] | None:
+        """Runs a function in parts of which it is known that it does not fit otherwise.
 
         Args:
-            function: It is prepared.
+            function: Its forward is about to run.
             inputs: Its arrays.
-            plain: Its class's forward.
+            place: Where in the iteration.
+
+        Returns:
+            tuple of array: Its outputs; None if it is to be tried as a whole.
         """
-        self.awaited = 0
-        if own_code.find_foreign(type(function)):  # which parts would call more often
-            return plain(function, inputs)
-        place = self._awaited_place
-        is_known = place in self._known
-        if is_known or (self._trials is not None and place[0] >= 0):
+        if place in self.known or (self.trials is not None and place[0] >= 0):
             return self._run(function, inputs, place, None)
-        guesses = self._unknown or place[0] < 0
-        rest = None
-        if guesses and self._resting:
-            rest = self._resting.get(_alike(function, inputs, place))
-            if rest is not None and rest.goes_on():
-                return self._run(function, inputs, place, None, rest.way)
-        memory, restore = self._device.memory, rules.state(function, whole=True)
-        former, memory.trying = memory.trying, True
-        try:
-            outputs = plain(function, inputs)
-        except MemoryError as error:
-            if memory.reclaim_error is not None:
-                raise
-            failure = error.with_traceback(None)  # its frames hold arrays
-        else:
-            if rest is not None:
-                self._resting.pop(_alike(function, inputs, place), None)
-            return outputs
-        finally:
-            memory.trying = former
-        restore()
+        rest = self._find_rest(function, inputs, place)
+        if rest is not None and rest.goes_on():
+            return self._run(function, inputs, place, None, rest.way)
+        return None
+
+    def run_after_failure(
+        self,
+        function: Any,
+        inputs: tuple[Array, ...],
+        place: Place,
+        failure: MemoryError,
+    ) -> tuple[Array, ...]:
+        """Runs a function in parts that has just not fitted as a whole."""
         outputs = self._run(function, inputs, place, failure)
-        if guesses:
-            self._rest(rest, function, inputs, place)
+        if self._unknown or place[0] < 0:
+            self._rest(
+                self._find_rest(function, inputs, place), function, inputs, place
+            )
         return outputs
+
+    def _find_rest(
+        self, function: Any, inputs: tuple[Array, ...], place: Place
+    ) -> _Rest | None:
+        if self.resting and (self._unknown or place[0] < 0):
+            return self.resting.get(_alike(function, inputs, place))
+        return None
+
+    def end_rest(self, function: Any, inputs: tuple[Array, ...], place: Place) -> None:
+        """A function has fitted as a whole: those alike are tried so, too."""
+        if self._find_rest(function, inputs, place) is not None:
+            del self.resting[_alike(function, inputs, place)]
 
     def _rest(
         self, rest: _Rest | None, function: Any, inputs: tuple[Array, ...], place: Place
@@ -239,9 +270,9 @@ class Splitter:
         if rest is not None:
             rest.begin_again(way)
             return
-        if len(self._resting) >= MOST_ALIKE:
-            del self._resting[next(iter(self._resting))]
-        self._resting[_alike(function, inputs, place)] = _Rest(way)
+        if len(self.resting) >= MOST_ALIKE:
+            del self.resting[next(iter(self.resting))]
+        self.resting[_alike(function, inputs, place)] = _Rest(way)
 
     def __enter__(self) -> Splitter:
         """Takes over this thread's functions and sums until :meth:`__exit__`."""
@@ -277,10 +308,10 @@ class Splitter:
         k, index = self.place
         self.place = k, index + 1
         place = k, index, SUM
-        if place in self._known and add_in_place(gradients):
+        if place in self.known and add_in_place(gradients):
             self._remember(place, IN_PLACE, new=False)
             return gradients[0]
-        memory = self._device.memory
+        memory = self.memory
         former, memory.trying = memory.trying, True
         try:
             return replaced.chainers_sum(gradients)
@@ -302,8 +333,8 @@ class Splitter:
         failure: MemoryError | None,  # of the function as a whole, just now
         guess: Way | None = None,
     ) -> tuple[Array, ...]:
-        way = known = guess or self._known.get(place)
-        trials = self._trials if place[0] >= 0 else None
+        way = known = guess or self.known.get(place)
+        trials = self.trials if place[0] >= 0 else None
         whole = way is None and trials is None and failure is None
         restore = rules.state(function, whole)
         ways = rules.ways(function, inputs)
@@ -328,7 +359,7 @@ class Splitter:
             try:
                 outputs = run(function, inputs, way)
             except MemoryError:
-                if run == self._run_in or self._device.memory.reclaim_error is not None:
+                if run == self._run_in or self.memory.reclaim_error is not None:
                     raise
                 following = next(ways, None)
                 if self._gives_up(following, place):
@@ -352,7 +383,7 @@ class Splitter:
         self, function: Any, inputs: tuple[Array, ...], way: Way | None
     ) -> tuple[Array, ...]:
         """Runs a function in a way that is given up where it does not fit."""
-        with self._device.memory.attempt():
+        with self.memory.attempt():
             return self._run_in(function, inputs, way)
 
     @staticmethod
@@ -379,7 +410,7 @@ class Splitter:
         self.used[place] = way
         if not new:
             return
-        self._known[place] = way
+        self.known[place] = way
         self.changed = True
         how = f'{way.parts} parts along {way.cut}' if way.parts > 1 else way.cut
         bits = '' if way.exact else ', equal up to rounding only'

@@ -29,6 +29,7 @@ from chainer_hybridmem.training.chainer_access.graph.doors import (
 )
 from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     FRAMEWORK,
+    FunctionAdapter,
     StaticScheduleFunction,
     add_local_hook,
     communicates,
@@ -69,6 +70,7 @@ __all__ = [
     'ByOwner',
     'Entries',
     'Entry',
+    'FunctionAdapter',
     'Pristine',
     'SlotRef',
     'StaticScheduleFunction',

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import chainer
-from chainer.function import FunctionAdapter
+from chainer.function import FunctionAdapter as FunctionAdapter
 from chainer.graph_optimizations.static_graph import (
     StaticScheduleFunction as StaticScheduleFunction,
 )
@@ -87,7 +87,7 @@ def name_and_arrays(own: Any) -> tuple[str, ...]:
     An object whose ``__dict__`` nobody has asked for does without one, and reads its
     attributes faster. So only functions that seem to have arrays are asked.
     """
-    kinds = _array_types()
+    kinds = array_types()
     for held in gc.get_referents(own):
         if isinstance(held, kinds) or type(held) is dict:  # which may be its own
             given = [
@@ -98,7 +98,8 @@ def name_and_arrays(own: Any) -> tuple[str, ...]:
 
 
 @functools.cache
-def _array_types() -> tuple[type, ...]:
+def array_types() -> tuple[type, ...]:
+    """The kinds of arrays that Chainer knows."""
     return tuple(chainer.get_array_types())
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -23,6 +23,7 @@ import chainer
 from chainer_hybridmem.training.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     FRAMEWORK,
+    array_types,
     target,
 )
 from chainer_hybridmem.training.devices.protocol import Array
@@ -62,17 +63,20 @@ def is_attribute_away(owner: Any, name: str) -> bool:
 
 def attribute_arrays(
     function: Any, owns: Callable[[Any], bool]
-) -> Iterator[tuple[str, Array]]:
+) -> list[tuple[str, Array]]:
     """Arrays kept as attributes, also inside one list or tuple."""
+    kinds, found = array_types(), []
     for name, value in vars(target(function)).items():
         if type(value) in _PLAIN or name in FRAMEWORK:
             continue
-        if owns(value):
-            yield name, value
+        if isinstance(value, kinds):
+            if owns(value):
+                found.append((name, value))
         elif type(value) in (list, tuple):
             for index, element in enumerate(value):
-                if type(element) not in _PLAIN and owns(element):
-                    yield f'{name}.{index}', element
+                if isinstance(element, kinds) and owns(element):
+                    found.append((f'{name}.{index}', element))
+    return found
 
 
 def read_attribute(owner: Any, key: str) -> Any:
@@ -160,13 +164,10 @@ class Content:
     def __init__(self, array: Reference | None) -> None:
         self.array = array
 
-    def change(self, array: Reference | None) -> None:
-        """Notes that the session has filled the node; None if it has emptied it."""
-        self.array = array
-
     def is_replaced(self, node: Any) -> bool:
         """Whether the node has got another array since."""
-        if _contents.get(node) is not self:
+        entry = _contents.by_id.get(id(node))
+        if entry is None or entry.value is not self:
             return True
         known = None if self.array is None else self.array()
         return node._data is not None and node._data is not known
@@ -187,10 +188,8 @@ def find_content(node: Any) -> Content:
 
 def is_node_away(node: Any) -> bool:
     """Whether a session has taken away what a node retains."""
-    if node._data is not None or id(node) not in _contents.by_id:
-        return False
-    content = _contents.get(node)
-    return content is not None and content.array is None
+    entry = _contents.by_id.get(id(node))
+    return node._data is None and entry is not None and entry.value.array is None
 
 
 def _set_array(variable: Any, array: Array | None, **options: Any) -> None:

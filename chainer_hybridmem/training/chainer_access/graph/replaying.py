@@ -70,7 +70,7 @@ def pristine_again(function: Any, is_made: Callable[[Any], bool]) -> Pristine:
     before = pristine(function)
     clone, owner = before.function, target(before.function)
     clone.inputs = clone.outputs = clone._retained_output_data = None
-    for key in [key for key, _ in attribute_arrays(clone, is_made)]:
+    for key, _ in attribute_arrays(clone, is_made):
         put_attribute(owner, key, None)
     return before
 
@@ -114,7 +114,7 @@ def replay(
     owner = target(clone)
     if owner is not clone:
         owner._node = weakref.ref(clone)
-    for key, array in list(attribute_arrays(clone, device.arrays.owns)):
+    for key, array in attribute_arrays(clone, device.arrays.owns):
         put_attribute(owner, key, array.copy())
     for key in attributes:
         put_attribute(owner, key, read_attribute(target(live), key))

@@ -17,7 +17,7 @@ Note: [weak references]
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from chainer_hybridmem.planning.records.profile import Slot, SlotKind
@@ -49,18 +49,19 @@ class SlotRef:
     """A live slot: its owner (weakly), and how the array looks at its storage.
 
     Attributes:
+        owner (weakref): A node or a function; dead once it is in no graph any more.
         slot (Slot): Its name in the profile.
         view (View): Layout of the array in its allocation.
         attribute (str or None): Where a function has it, ``'name'`` or
             ``'name.index'``; None for a node.
     """
 
-    __slots__ = ('_array', '_content', '_owner', 'attribute', 'slot', 'view')
+    __slots__ = ('_array', '_content', 'attribute', 'owner', 'slot', 'view')
 
     def __init__(self, slot: Slot, owner: Any, view: View) -> None:
         self.slot = slot
         self.view = view
-        self._owner = weakref.ref(owner)
+        self.owner = weakref.ref(owner)
         self._array: weakref.ref[Any] | None = None  # of an attribute that is there
         self._content: Content | None = None  # of a node
         self.attribute: str | None = None
@@ -76,7 +77,7 @@ class SlotRef:
     @property
     def node(self) -> Any:
         """The variable node, if it is one and still alive."""
-        owner = self._owner()
+        owner = self.owner()
         if self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
             return owner
         return None
@@ -84,7 +85,7 @@ class SlotRef:
     @property
     def function(self) -> Any:
         """The function node whose own slot it is, if there is one and it is alive."""
-        owner = self._owner()
+        owner = self.owner()
         if owner is None or self.node is not None:
             return None
         return function_of(owner)
@@ -93,12 +94,12 @@ class SlotRef:
     def place(self) -> tuple[object, ...]:
         """The same for references that are one and the same field."""
         if self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
-            return (self._owner,)
-        return self._owner, self.slot.kind, self.slot.key
+            return (self.owner,)
+        return self.owner, self.slot.kind, self.slot.key
 
     def put(self, array: Array | None) -> None:
         """Fills or clears the slot; nothing happens if its owner is dead."""
-        owner = self._owner()
+        owner = self.owner()
         if owner is None:
             return
         array_or_none = None if array is None else weakref.ref(array)
@@ -108,7 +109,7 @@ class SlotRef:
                 owner._data = array  # Note: [private data]
             elif not content.is_replaced(owner):
                 owner._data = array
-                content.change(array_or_none)
+                content.array = array_or_none
         elif self.replaced():
             return
         elif array is not None or not self.shared():
@@ -121,7 +122,7 @@ class SlotRef:
 
     def get(self) -> Array | None:
         """The array in the slot; None if it is cleared or its owner dead."""
-        owner = self._owner()
+        owner = self.owner()
         if owner is None:
             return None
         if self.attribute is None:
@@ -134,7 +135,7 @@ class SlotRef:
 
     def replaced(self) -> bool:
         """Whether the owner has another array; see places, [other arrays]."""
-        owner = self._owner()
+        owner = self.owner()
         if owner is None:
             return False
         if self.attribute is None:
@@ -146,7 +147,7 @@ class SlotRef:
 
     def shared(self) -> bool:
         """Whether others have the list or tuple that the array is in."""
-        owner = self._owner()
+        owner = self.owner()
         if owner is None or self.attribute is None:
             return False
         name, _, index = self.attribute.partition('.')
@@ -154,14 +155,10 @@ class SlotRef:
 
     def is_of(self, owner: Any, names: Collection[str]) -> bool:
         """Whether it is in one of the owner's attributes, or what a node retains."""
-        if self._owner() is not owner:
+        if self.owner() is not owner:
             return False
         name = None if self.attribute is None else self.attribute.partition('.')[0]
         return name in names if names else name is None
-
-    def alive(self) -> bool:
-        """Whether the owner is still part of a graph."""
-        return self._owner() is not None
 
     def held(self) -> bool:
         """Whether a live Variable has the array, too."""
@@ -172,50 +169,59 @@ class SlotRef:
 
 def find_slots(
     function: Any, operation: int, owns: Callable[[Any], bool]
-) -> Iterator[Found]:
+) -> list[Found]:
     """Every array that a function has left in the graph.
 
     To be called after ``FunctionNode.apply`` has returned, at the next hook:
     retained data is set only after the forward hooks have run.
 
-    Yields:
-        Slot, its owner and the array.
+    Returns:
+        Slots with their owners and arrays.
     """
+    found: list[Found] = []
     inputs = function.inputs or ()
     for index in function._input_indexes_to_retain or ():
-        if index < len(inputs) and owns(inputs[index]._data):
+        array = inputs[index]._data if index < len(inputs) else None
+        if array is not None and owns(array):
             slot = Slot(operation, SlotKind.INPUT, index)
-            yield slot, inputs[index], inputs[index]._data
+            found.append((slot, inputs[index], array))
     indexes = function._output_indexes_to_retain
     if indexes:
-        yield from _find_outputs(function, indexes, operation, owns)
+        _find_outputs(function, indexes, operation, owns, found)
     if not is_shared(vars(function), '_function'):  # else it outlives the graph
-        yield from _find_attributes(target(function), operation, owns)
+        _find_attributes(target(function), operation, owns, found)
+    return found
 
 
 def _find_outputs(
-    function: Any, indexes: Collection[int], operation: int, owns: Callable[[Any], bool]
-) -> Iterator[Found]:
+    function: Any,
+    indexes: Collection[int],
+    operation: int,
+    owns: Callable[[Any], bool],
+    found: list[Found],
+) -> None:
     """Retained outputs: the function has a reference, and the node has another."""
     retained = vars(function).get(_RETAINED) or ()
     leaves = may_leave(function, _RETAINED)
     for position, (index, array) in enumerate(zip(indexes, retained, strict=False)):
         if leaves and owns(array):
-            yield Slot(operation, SlotKind.RETAINED, position), function, array
+            slot = Slot(operation, SlotKind.RETAINED, position)
+            found.append((slot, function, array))
         node = function.outputs[index]()
-        if node is not None and owns(node._data):
-            yield Slot(operation, SlotKind.OUTPUT, index), node, node._data
+        array = None if node is None else node._data
+        if array is not None and owns(array):
+            found.append((Slot(operation, SlotKind.OUTPUT, index), node, array))
 
 
 def _find_attributes(
-    owner: Any, operation: int, owns: Callable[[Any], bool]
-) -> Iterator[Found]:
+    owner: Any, operation: int, owns: Callable[[Any], bool], found: list[Found]
+) -> None:
     """Attributes that may leave; see doors, [attributes that are away]."""
-    for key, array in list(attribute_arrays(owner, owns)):  # which refers to lists
+    for key, array in attribute_arrays(owner, owns):
         name = key
         if '.' in key:
             name = key.partition('.')[0]
             if is_shared(vars(owner), name):
                 continue
         if may_leave(owner, name):
-            yield Slot(operation, SlotKind.ATTRIBUTE, key), owner, array
+            found.append((Slot(operation, SlotKind.ATTRIBUTE, key), owner, array))

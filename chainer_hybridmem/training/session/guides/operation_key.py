@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.training.chainer_access import graph, own_code
 
 OperationKey = tuple[Any, ...]
+BACKWARD = 'backward'
+"""First in the key of a backward function; the second is the operation of its forward,
+or its name if that is of another iteration."""
+# Python would call a comprehension; these, and what maps them, are no calls of it.
+_shape_of = operator.attrgetter('shape')
+_look_of = operator.attrgetter('shape', 'dtype.char')
 
 
 def make_forward_key(function: Any, in_data: tuple[Any, ...]) -> OperationKey:
@@ -21,34 +28,31 @@ def make_forward_key(function: Any, in_data: tuple[Any, ...]) -> OperationKey:
         tuple: Its class, shape and type of each input, names of arrays it is given, and
         whether its code is Chainer's: if not, no plan that runs it again is followed.
     """
-    own = graph.target(function)
+    own = function
+    if isinstance(function, graph.FunctionAdapter):
+        own = graph.target(function)
     name, *given = graph.name_and_arrays(own)
-    if own_code.find_foreign(type(own)):
+    foreign = own_code.found.get(type(own))
+    if foreign is None:
+        foreign = own_code.find_foreign(type(own))
+    if foreign:
         given.append('foreign')
-    return name, *[(x.shape, x.dtype.char) for x in in_data], *given
-
-
-def make_backward_key(forward: int, function: Any) -> OperationKey:
-    """What a backward function is known by.
-
-    Args:
-        forward: The operation it belongs to; negative if that is of another iteration.
-        function: The function.
-    """
-    return 'backward', forward if forward >= 0 else graph.function_name(function)
+    return name, *map(_look_of, in_data), *given
 
 
 def extend_fingerprint(before: int, function: Any, in_data: tuple[Any, ...]) -> int:
     """Fingerprint of forward functions of which one more is about to run."""
-    shapes = [x.shape for x in in_data]
-    return hash((before, graph.function_name(function), *shapes))
+    name = type(function).__name__
+    if isinstance(function, graph.FunctionAdapter):
+        name = graph.function_name(function)
+    return hash((before, name, *map(_shape_of, in_data)))
 
 
 def find_fingerprint(operations: Iterable[OperationKey]) -> int:
     """Fingerprint of the forward functions that come before the first backward."""
     found = 0
     for name, *parts in operations:
-        if name == 'backward':
+        if name == BACKWARD:
             break
         shapes = [part[0] for part in parts if type(part) is tuple]
         found = hash((found, name, *shapes))

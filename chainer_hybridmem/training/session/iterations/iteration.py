@@ -24,41 +24,31 @@ class Following:
     Attributes:
         guide (Guide or None): Has begun like the iteration; None: its signature is
             unknown.
+        expected (tuple of OperationKey or None): The guide's operations, as long as
+            those that come are compared with them.
         operations (list of OperationKey): Those that have begun.
         tried (bool): Whether it has begun with a draft.
         whole (bool): Whether it has followed one guide alone.
         deviated (bool): Whether it has left what it followed for nothing.
     """
 
-    __slots__ = ('_compares', 'deviated', 'guide', 'operations', 'tried', 'whole')
+    __slots__ = ('deviated', 'expected', 'guide', 'operations', 'tried', 'whole')
 
     def __init__(self, guide: Guide | None = None) -> None:
         self.guide = guide
         self.operations: list[OperationKey] = []
         self.tried = guide is not None and guide.stage is Stage.PROFILING
-        self.whole = self._compares = guide is not None
+        self.whole = guide is not None
+        self.expected = None if guide is None else guide.signature
         self.deviated = False
-
-    def fits(self, k: int, key: OperationKey) -> bool:
-        """Takes operation k; False if the guide expects another one."""
-        if not self._compares:
-            self.operations.append(key)
-            return True
-        assert self.guide is not None
-        signature = self.guide.signature
-        if k < len(signature) and signature[k] == key:
-            self.operations.append(signature[k])  # fewer objects that live long
-            return True
-        self.operations.append(key)
-        return False
 
     def switch(self, guide: Guide) -> None:
         """It is another guide's iteration, which begins in the same way."""
-        self.guide, self.whole = guide, False
+        self.guide, self.expected, self.whole = guide, guide.signature, False
 
     def deviate(self) -> None:
         """It is no known guide's iteration."""
-        self.guide, self._compares, self.whole = None, False, False
+        self.guide, self.expected, self.whole = None, None, False
         self.deviated = True
 
     def know(self, guide: Guide | None) -> None:
@@ -78,8 +68,8 @@ class Iteration:
         named (tuple of str): The last one: a path and its name, or what is said of it.
         last (tuple or None): Number and weak reference of a forward function that
             completes at the next hook.
-        noted (weak reference or None): To the function that was noted last instead: of
-            those, nothing is to be known.
+        newest (weak reference or None): To the forward function that has begun last,
+            where it is known or at least noted under a plan.
         depth (int): Backward functions under way.
         backward_seen (bool): Whether one has begun.
         short (bool): Whether an allocation has not fitted at once.
@@ -120,7 +110,7 @@ class Iteration:
         'labels',
         'last',
         'named',
-        'noted',
+        'newest',
         'older_bytes',
         'older_waits',
         'plain_bytes',
@@ -137,7 +127,7 @@ class Iteration:
         self.position = 0
         self.named = '', 'no operation yet'
         self.last: tuple[int, weakref.ref[Any]] | None = None
-        self.noted: weakref.ref[Any] | None = None
+        self.newest: weakref.ref[Any] | None = None
         self.depth = 0
         self.backward_seen = False
         self.short = self.wary = False
@@ -235,18 +225,12 @@ class Iteration:
         self.following.know(None)
 
     # -- operations -----------------------------------------------------------
-    def start_backward(self) -> int:
-        """A backward function is about to run; returns its number."""
-        self.depth += 1
-        self.backward_seen = True
-        if self._older:
-            self._count_dead()
-        k = self.position
-        self.position = k + 1
-        return k
+    def see_backward(self) -> None:
+        """Its first backward function is about to run.
 
-    def _count_dead(self) -> None:
-        """Programs mostly give the last graph up between forward and backward."""
+        Programs mostly give the last graph up between forward and backward.
+        """
+        self.backward_seen = True
         older, self._older = self._older, []
         found = [(nbytes, reference()) for nbytes, reference in older]
         self.dead_bytes = sum(
@@ -254,14 +238,6 @@ class Iteration:
             for nbytes, live in found
             if live is None or not live.slots.are_alive()
         )
-
-    def end_backward(self) -> int:
-        """A backward function has run; returns how many still do."""
-        depth = self.depth
-        if depth:
-            depth -= 1
-            self.depth = depth
-        return depth
 
     @property
     def label(self) -> str:
@@ -271,7 +247,8 @@ class Iteration:
 
     def wait_for(self, k: int, function: Any) -> None:
         """Forward operation k, or NESTED, completes at the next hook."""
-        self.last = k, weakref.ref(function)
+        self.newest = weakref.ref(function)
+        self.last = k, self.newest
 
     def find_fingerprint(self) -> int:
         """Fingerprint of the forward functions of one that has ended."""

@@ -27,6 +27,7 @@ Note: [asked for later]
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable
@@ -42,9 +43,9 @@ from chainer_hybridmem.training.execution.ledger import LiveFunction
 from chainer_hybridmem.training.session.guides.guide import Guide, Stage
 from chainer_hybridmem.training.session.guides.guidebook import GuideBook
 from chainer_hybridmem.training.session.guides.operation_key import (
+    BACKWARD,
     OperationKey,
     extend_fingerprint,
-    make_backward_key,
     make_forward_key,
 )
 from chainer_hybridmem.training.session.iterations.iteration import (
@@ -64,6 +65,7 @@ from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.runtime import Runtime
 from chainer_hybridmem.training.session.setting.session_thread import ThreadGuard
 
+_ignore: Any = operator.is_  # takes two, does nothing, and is no function of Python's
 KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
 GUARDED = 16  # one function in so many refuses a backward in another thread
 
@@ -126,6 +128,7 @@ class Loop(chainer.FunctionHook):
     """
 
     name = 'hybridmem'
+    forward_postprocess: Any = _ignore  # but while a forward is waited for
 
     def __init__(
         self,
@@ -180,14 +183,17 @@ class Loop(chainer.FunctionHook):
         Args:
             hooked: Whether it would; not if the thread has ended.
         """
+        self.forward_postprocess = _ignore  # no reference to itself is left
         self._splitter.__exit__()
         if hooked:
             self._path.__exit__(None, None, None)
             self.__exit__(None, None, None)
 
-    # -- Chainer's hooks ------------------------------------------------------
+    # -- Chainer's hooks: one way through an iteration --------------------------
+    # Functions may be small and many, so these do by themselves what each of them needs
+    # (`overhead` tells what a function costs), and call others for the rest.
     def forward_preprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
-        """Before a forward function: complete the last one, act on the plan."""
+        """Before a forward function: completes the last one, acts on the plan."""
         iteration = self.iteration
         own, shared = self._settings
         with_graph = own.get('enable_backprop', shared['enable_backprop'])
@@ -195,11 +201,12 @@ class Loop(chainer.FunctionHook):
             schedule = own.get('schedule_func', shared['schedule_func'])
             if schedule is not None or type(function) is graph.StaticScheduleFunction:
                 graph.refuse_static()
+        splitter = self._splitter
         if not with_graph:  # it leaves nothing, as most in a backward function
             if not own.get('train', shared['train']):
                 iteration.note_evaluation(self._device.clock.asynchronous)
-            if type(function) in self._splitter.kinds:
-                self._splitter.prepare(function)
+            if type(function) in splitter.kinds:
+                splitter.awaited = id(function)
             if function.inputs is not None and not iteration.quiet:
                 self._executor.restore_maps(function)  # it is applied once more
             return
@@ -207,41 +214,47 @@ class Loop(chainer.FunctionHook):
             self._start_nested(iteration, function)
             return
         goes_on = iteration.started and not iteration.backward_seen
-        if goes_on and iteration.quiet:
-            self._start_quiet_forward(iteration, function, in_data)
-            return
-        if (goes_on or iteration.depth) and self._is_broken_off(iteration):
-            self._break_off(iteration)
-            goes_on = False
-        if self._instruments.active:
-            self._instruments.enter()
-        if iteration.last is not None:
-            self._complete_last(iteration, iteration.last)
+        if not goes_on or iteration.depth or not iteration.quiet:
+            newest = None if iteration.newest is None else iteration.newest()
+            if newest is None or newest.inputs is None or iteration.depth:
+                goes_on = self._goes_on(iteration, goes_on)
+            if self._instruments.active:
+                self._instruments.enter()
+            if iteration.last is not None:
+                self._complete_last(iteration, iteration.last)
+        key: OperationKey = ()
         if not goes_on:
-            own_code.look_anew()
-        key = make_forward_key(function, in_data)
-        if not goes_on:
-            self._end(iteration)
-            iteration = self.iteration = Iteration()
-            self._begin(iteration, key)
-            if iteration.quiet:
-                iteration.following.fits(0, key)
-                self._start_quiet_forward(iteration, function, in_data)
-                return
-        self._start_forward(iteration, function, in_data, key)
+            iteration, key = self._begin_another(function, in_data)
+        k = iteration.position
+        iteration.position = k + 1
+        before = iteration.fingerprint
+        if before is not None:
+            iteration.fingerprint = extend_fingerprint(before, function, in_data)
+        if iteration.quiet:
+            if iteration.wary:
+                self._executor.before_forward(k, function)
+            self._ledger.note(k, function)
+            if self._rules.active:
+                self._rules.note(function, self._find_label(), k)
+            splitter.place = k, 0
+            if not k % GUARDED:
+                graph.add_local_hook(function, self._guard)
+                self._ledger.forget_dead()
+        else:
+            key = key or make_forward_key(function, in_data)
+            self._start_known_forward(iteration, k, function, in_data, key)
+        if type(function) in splitter.kinds:
+            splitter.awaited = id(function)
 
-    def _start_forward(
+    def _start_known_forward(
         self,
         iteration: Iteration,
+        k: int,
         function: Any,
         in_data: tuple[Any, ...],
         key: OperationKey,
     ) -> None:
-        before = iteration.fingerprint
-        if before is not None:
-            iteration.fingerprint = extend_fingerprint(before, function, in_data)
-        k = iteration.position
-        iteration.position = k + 1
+        """Forward operation k is about to run, of an iteration that is not quiet."""
         iteration.named = self._path.path, key[0]
         self._start_operation(iteration, k, key)
         if self._rules.active:
@@ -250,17 +263,17 @@ class Loop(chainer.FunctionHook):
         is_idle = executor.before_forward(k, function)
         self._ledger.forwards[id(function)] = k
         if is_idle and recorder is None:
-            iteration.noted = self._ledger.note(k, function)
+            iteration.newest = self._ledger.note(k, function)
         else:
             executor.functions.know(function).belong_to(iteration, k)
             iteration.wait_for(k, function)
+            if recorder is not None or executor.awaits_forward:
+                self.forward_postprocess = self._end_forward
         if self._meet is not None:
             self._meet(type(graph.target(function)))
         if recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
             recorder.forward_starts(iteration.label, function, specs, in_data)
-        if type(function) in self._splitter.kinds:
-            self._splitter.prepare(function)
         if self._instruments.active:
             self._instruments.leave(starts_operation=True)
 
@@ -279,14 +292,15 @@ class Loop(chainer.FunctionHook):
             self._ledger.forwards.pop(id(function), None)
             iteration.wait_for(NESTED, function)
         if type(function) in self._splitter.kinds:
-            self._splitter.prepare(function)
+            self._splitter.awaited = id(function)
 
-    def forward_postprocess(self, function: Any, in_data: tuple[Any, ...]) -> None:
-        """After a forward function has computed."""
+    def _end_forward(self, function: Any, in_data: tuple[Any, ...]) -> None:
+        """After a forward function has computed, if that is waited for."""
         iteration = self.iteration
         last = iteration.last
         if last is None or iteration.depth or last[1]() is not function:
             return
+        self.forward_postprocess = _ignore
         self._executor.after_forward(function)
         recorder = self._instruments.recorder
         if recorder is not None:
@@ -300,20 +314,31 @@ class Loop(chainer.FunctionHook):
         """Before a backward function: everything it reads must be there."""
         del in_data, out_grad
         iteration = self.iteration
-        if iteration.quiet:
-            self._start_quiet_backward(iteration, function)
-            return
         instruments = self._instruments
         if instruments.active:
             instruments.enter()
         if iteration.last is not None:
             self._complete_last(iteration, iteration.last)
-        k = iteration.start_backward()
+        k = iteration.position
+        iteration.position = k + 1
+        iteration.depth += 1
+        if not iteration.backward_seen:
+            iteration.see_backward()
+        if iteration.quiet:
+            self._ledger.start_backward(function)
+            self._splitter.place = k, 0
+            if iteration.wary:
+                self._bring_back_quietly(iteration, k, function)
+            return
         forward = self._ledger.forwards.get(id(function), -1)
         if forward < 0:
             forward = self._find_other_forward(iteration, function)
-        iteration.named = 'backward of ', graph.function_name(function)
-        self._start_operation(iteration, k, make_backward_key(forward, function))
+        name = type(function).__name__
+        if isinstance(function, graph.FunctionAdapter):
+            name = graph.function_name(function)
+        iteration.named = 'backward of ', name
+        key = BACKWARD, (forward if forward >= 0 else name)
+        self._start_operation(iteration, k, key)
         self._executor.before_backward(k, function)
         if instruments.recorder is not None:
             label = instruments.recorder.label_of(forward, iteration.label)
@@ -324,31 +349,45 @@ class Loop(chainer.FunctionHook):
     def backward_postprocess(
         self, function: Any, in_data: tuple[Any, ...], out_grad: tuple[Any, ...]
     ) -> None:
-        """After a backward function: drop what is not needed any more."""
+        """After a backward function: drops what is not needed any more."""
         del in_data, out_grad
-        iteration = self.iteration
-        if iteration.quiet:
-            self._end_quiet_backward(iteration, function)
-            return
-        if self._instruments.active:
-            self._instruments.enter()
+        iteration, executor = self.iteration, self._executor
+        instruments = self._instruments
+        if instruments.active:
+            instruments.enter()
         if iteration.last is not None:
             self._complete_last(iteration, iteration.last)
-        self._executor.after_backward(iteration.position - 1, function)
-        if not iteration.end_backward():
+        if iteration.quiet:
+            self._ledger.end_backward(function)
+            if iteration.wary and executor.functions.is_known(function):
+                executor.after_backward(iteration.position - 1, function)
+        else:
+            executor.after_backward(iteration.position - 1, function)
+        if iteration.depth:
+            iteration.depth -= 1
+        if not iteration.depth:
             self._splitter.place = -1, 0
-        if self._instruments.active:
-            self._instruments.leave(starts_operation=False)
+        if instruments.active:
+            instruments.leave(starts_operation=False)
 
     # -- operations -----------------------------------------------------------
     def _start_operation(self, iteration: Iteration, k: int, key: OperationKey) -> None:
         """What is allocated from here on belongs to operation k."""
-        if not iteration.following.fits(k, key):
+        following = iteration.following
+        expected = following.expected
+        if expected is None:
+            following.operations.append(key)
+        elif k < len(expected) and expected[k] == key:
+            following.operations.append(expected[k])  # fewer objects that live long
+        else:
+            following.operations.append(key)
             self._redirect(iteration, k)
         self._splitter.place = k, 0
         instruments = self._instruments
-        if instruments.placing or instruments.log is not None:
-            instruments.start_operation(k)
+        if instruments.placing:
+            self._device.offsets.seek(k)
+        if instruments.log is not None:
+            instruments.log.start_operation()
 
     def _complete_last(
         self, iteration: Iteration, last: tuple[int, weakref.ref[Any]]
@@ -369,52 +408,18 @@ class Loop(chainer.FunctionHook):
         graph.add_local_hook(function, self._guard)
 
     # -- quiet iterations: functions are noted and nothing else ---------------
-    def _start_quiet_forward(
-        self, iteration: Iteration, function: Any, in_data: tuple[Any, ...]
-    ) -> None:
-        """A forward function is about to run."""
-        before = iteration.fingerprint
-        if before is not None:
-            iteration.fingerprint = extend_fingerprint(before, function, in_data)
-        k = iteration.position
-        iteration.position = k + 1
-        if iteration.wary:
-            self._executor.before_forward(k, function)
-        self._ledger.note(k, function)
-        if self._rules.active:
-            self._rules.note(function, self._find_label(), k)
-        self._splitter.place = k, 0
-        if type(function) in self._splitter.kinds:
-            self._splitter.prepare(function)
-        if not k % GUARDED:
-            graph.add_local_hook(function, self._guard)
-            self._ledger.forget_dead()
-
-    def _start_quiet_backward(self, iteration: Iteration, function: Any) -> None:
+    def _bring_back_quietly(self, iteration: Iteration, k: int, function: Any) -> None:
         """A backward function is about to run; what it reads may be away."""
-        k = iteration.start_backward()
-        self._ledger.start_backward(function)
-        self._splitter.place = k, 0
-        if iteration.wary:
-            executor = self._executor
-            if not executor.functions.is_known(function):
-                if not executor.maps.misses(function):
-                    executor.before_unknown()
-                    return
-                self._begin_to_know(iteration)
-                executor.know(k, function)
-            if id(function) not in self._ledger.forwards:
-                self._find_other_forward(iteration, function)
-            executor.before_backward(k, function)
-
-    def _end_quiet_backward(self, iteration: Iteration, function: Any) -> None:
-        """A backward function has run."""
-        depth = iteration.end_backward()
-        self._ledger.end_backward(function)
-        if iteration.wary and self._executor.functions.is_known(function):
-            self._executor.after_backward(iteration.position - 1, function)
-        if not depth:
-            self._splitter.place = -1, 0
+        executor = self._executor
+        if not executor.functions.is_known(function):
+            if not executor.maps.misses(function):
+                executor.before_unknown()
+                return
+            self._begin_to_know(iteration)
+            executor.know(k, function)
+        if id(function) not in self._ledger.forwards:
+            self._find_other_forward(iteration, function)
+        executor.before_backward(k, function)
 
     def _name_quiet_operation(self, iteration: Iteration) -> None:
         """Names the operation under way, as is done for others where they begin."""
@@ -430,6 +435,19 @@ class Loop(chainer.FunctionHook):
         return self.iteration.label
 
     # -- a beginning ----------------------------------------------------------
+    def _begin_another(
+        self, function: Any, in_data: tuple[Any, ...]
+    ) -> tuple[Iteration, OperationKey]:
+        """Ends an iteration; a forward function begins another one, with its key."""
+        own_code.look_anew()
+        key = make_forward_key(function, in_data)
+        self._end(self.iteration)
+        iteration = self.iteration = Iteration()
+        self._begin(iteration, key)
+        if iteration.quiet:
+            iteration.following.operations.append(key)
+        return iteration, key
+
     def _begin(self, iteration: Iteration, key: OperationKey) -> None:
         """Begins an iteration.
 
@@ -571,6 +589,13 @@ class Loop(chainer.FunctionHook):
             self._instruments.recorder.mark_as_draft()
 
     # -- iterations -----------------------------------------------------------
+    def _goes_on(self, iteration: Iteration, goes_on: bool) -> bool:
+        """Whether an iteration goes on that would, unless it has come to nothing."""
+        if (goes_on or iteration.depth) and self._is_broken_off(iteration):
+            self._break_off(iteration)
+            return False
+        return goes_on
+
     def _is_broken_off(self, iteration: Iteration) -> bool:
         """Whether the iteration has come to nothing.
 
@@ -582,11 +607,9 @@ class Loop(chainer.FunctionHook):
             return iteration.depth > 0
         if iteration.backward_seen:
             return False
-        reference = iteration.noted
-        if iteration.last is not None:
-            k, reference = iteration.last
-            if k == NESTED:
-                return False
+        if iteration.last is not None and iteration.last[0] == NESTED:
+            return False
+        reference = iteration.newest
         if reference is None:
             return True
         if not graph.is_unfinished(reference()):
@@ -715,7 +738,7 @@ class Loop(chainer.FunctionHook):
             if graph.is_unfinished(function):
                 iteration.wait_for(k, function)
             else:
-                iteration.noted = weakref.ref(function)
+                iteration.newest = weakref.ref(function)
 
     def _begin_to_know(self, iteration: Iteration) -> None:
         """Functions become known: what never leaves is none of their maps."""

@@ -92,13 +92,6 @@ class Instruments:
             else:
                 self.recorder.all_reduce_starts(exchanged_bytes)
 
-    def start_operation(self, k: int) -> None:
-        """What is allocated from here on belongs to operation k."""
-        if self.placing:
-            self._device.offsets.seek(k)
-        if self.log is not None:
-            self.log.start_operation()
-
     # -- which ones -----------------------------------------------------------
     def record(self, trial: bool, draft: bool, together: bool) -> Recorder:
         """Records the iteration; arguments as of :class:`.recording.Recorder`."""

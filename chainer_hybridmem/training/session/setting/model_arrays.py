@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ class ModelArrays:
         self._model = model
         self._device = device
         self._updates_before = 0
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by array's id()
 
     def find_categories(self) -> dict[int, Category]:
         """What the model's allocations hold now, by allocation id."""
@@ -63,9 +65,23 @@ class ModelArrays:
         return self._by_allocation(named_arrays(self._model))
 
     def _by_allocation(self, arrays: Iterable[tuple[T, Any]]) -> dict[int, T]:
-        """What is said of arrays of the device, by allocation id."""
+        """What is said of arrays of the device, by allocation id.
+
+        Most arrays of a model are the same in each iteration, and keep their memory.
+        """
         identify, owns = self._device.arrays.allocation_id, self._device.arrays.owns
-        return {identify(array): what for what, array in arrays if owns(array)}
+        former, self._known = self._known, {}
+        found: dict[int, T] = {}
+        for what, array in arrays:
+            entry = former.get(id(array))
+            if entry is None or entry[0]() is not array:
+                if not owns(array):
+                    continue
+                entry = weakref.ref(array), identify(array)
+            if entry[1]:  # else it may be counted later
+                self._known[id(array)] = entry
+            found[entry[1]] = what
+        return found
 
     def find_states(self) -> list[Owner]:
         """The owners of optimizer states."""
