@@ -12,9 +12,10 @@ Note: [callbacks]
     Python calls back when an object dies: callbacks of weak references, ``__del__``.
     What a handler raises inside of one is printed and dropped, also before the first
     line of the callback has run: nothing that is written in it can hold a signal. So
-    what has been dropped so in a callback of ours is raised once more in its thread,
-    after the callback. What runs most often, in :mod:`.by_owner`, is no code of
-    Python's.
+    what has been dropped so in a callback of ours, or in one that runs while we collect
+    garbage, is raised once more in its thread, after the callback. So is Ctrl-C in any
+    callback: that of a weak table is a function of Python's :mod:`weakref`, whoever
+    has the table. What runs most often, in :mod:`.by_owner`, is no code of Python's.
 """
 
 from __future__ import annotations
@@ -207,20 +208,25 @@ class LostSignals:
 
     def _look(self, dropped: Any) -> None:
         error, trace = dropped.exc_value, dropped.exc_traceback
-        of_signal = error is not None and not isinstance(error, Exception)
-        if not (self._watches and of_signal and _is_ours(trace)):
+        again = isinstance(error, KeyboardInterrupt) or (
+            isinstance(error, BaseException)
+            and not isinstance(error, Exception)
+            and _is_ours(trace, sys._getframe(1))
+        )
+        if not (self._watches and again):
             self._former(dropped)
             return
         # Here it would be dropped once more.
         _thread.start_new_thread(_raise_in, (threading.get_ident(), error))
 
 
-def _is_ours(trace: TracebackType | None) -> bool:
+def _is_ours(trace: TracebackType | None, caller: FrameType) -> bool:
+    """Whether a callback, or what it interrupts, is code of the package."""
+    files = [caller.f_code.co_filename]
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(OURS):
-            return True
+        files.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    return False
+    return any(file.startswith(OURS) for file in files)
 
 
 def _raise_in(thread: int, error: BaseException) -> None:
