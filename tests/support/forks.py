@@ -50,8 +50,8 @@ class Fork:
         socket.send_fds(_server(), [told.encode()], given)
         for number in (theirs_in, theirs_out, theirs):
             os.close(number)
-        self.stdin, self.stdout = open(ours_in, 'w'), open(ours_out)
-        self._told = open(ours)
+        self.stdin, self.stdout = os.fdopen(ours_in, 'w'), os.fdopen(ours_out)
+        self._told = os.fdopen(ours)
         self.pid = int(self._told.readline())
 
     def send_signal(self, number: int) -> None:
@@ -130,8 +130,8 @@ def become(told: tuple[list[str], str, dict[str, str]], given: list[int]) -> lis
         os.dup2(kept, number)
         os.close(kept)
     # Python's own remember whether the server's could be wound.
-    sys.stdin, sys.stdout = open(0), open(1, 'w')
-    sys.stderr = open(2, 'w', buffering=1, errors='backslashreplace')
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, 'w')
+    sys.stderr = os.fdopen(2, 'w', buffering=1, errors='backslashreplace')
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.chdir(folder)
     vars(multiprocessing.process)['ORIGINAL_DIR'] = folder
@@ -164,4 +164,5 @@ if __name__ == '__main__':
     else:
         sys.argv[:] = [first, *rest]
         sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
-        exec(compile(open(first).read(), first, 'exec'), {'__name__': '__main__'})
+        text = pathlib.Path(first).read_text()
+        exec(compile(text, first, 'exec'), {'__name__': '__main__'})
