@@ -98,6 +98,32 @@ def _server() -> socket.socket:
     return ours
 
 
+# ``hybridmem`` of a shell; to Python the lines of the shell are a text.
+COMMAND = """#!/bin/sh
+'''exec' '{python}' -IS "$0" "$@"
+' '''
+import json, os, socket, sys
+told = [['-m', 'chainer_hybridmem', *sys.argv[1:]], os.getcwd(), dict(os.environ)]
+ours, theirs = os.pipe()
+server = socket.socket(fileno={server})
+socket.send_fds(server, [json.dumps(told).encode()], [0, 1, 2, theirs])
+os.close(theirs)
+pid, status = map(int, os.fdopen(ours))
+sys.exit(status % 256)
+"""
+
+
+def command_in(folder: pathlib.Path) -> int:
+    """Puts ``hybridmem`` into a folder of the path; a shell is passed what it returns.
+
+    What it starts is a fork.
+    """
+    server, command = _server().fileno(), folder / 'hybridmem'
+    command.write_text(COMMAND.format(python=sys.executable, server=server))
+    command.chmod(0o755)
+    return server
+
+
 # -- in the process that forks -------------------------------------------------
 def serve(requests: socket.socket) -> list[str]:
     """Returns in each fork, whose command line it returns."""
