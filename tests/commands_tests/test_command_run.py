@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from support import forks
@@ -417,22 +415,18 @@ def test_ctrl_c_ends_a_program_as_without_it(folder, limit):
     (folder / 'program.py').write_text(
         "import atexit\natexit.register(print, 'end')\n" + endless
     )
-    command = [sys.executable, '-m', 'chainer_hybridmem', 'run', *limit, 'program.py']
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
-        for _ in range(random.randrange(1, 9)):
+    command = ('-m', 'chainer_hybridmem', 'run', *limit, 'program.py')
+    with open(folder / 'errors', 'w+') as errors:
+        options = {'env': environment_in(folder), 'stderr': errors.fileno()}
+        process = forks.Fork(*command, cwd=folder, **options)
+        for _ in range(8):  # a plan is followed
             assert process.stdout.readline()
-        time.sleep(random.uniform(0, 0.02))
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert process.returncode == -signal.SIGINT, err
+        out, status = process.stdout.read(), process.wait()
+        process.stdout.close()
+        errors.seek(0)
+        err = errors.read()
+    assert status == -signal.SIGINT, err
     assert out.splitlines()[-1] == 'end'
     *trace, last = err.splitlines()
     told = [line for line in (*trace, last) if line.startswith('hybridmem')]
