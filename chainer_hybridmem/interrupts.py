@@ -31,7 +31,10 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
+from chainer_hybridmem import timing
+
 _LOOK_SECONDS = 0.1
+_HOOK_SECONDS = 1e-4
 _JOIN_SECONDS = 1.0  # longer than a thread needs that has nothing to do
 Function = TypeVar('Function', bound=Callable[..., Any])
 Result = TypeVar('Result')
@@ -229,10 +232,20 @@ def _is_ours(trace: TracebackType | None, caller: FrameType) -> bool:
     return any(file.startswith(OURS) for file in files)
 
 
+def _looks(thread: int) -> bool:
+    """Whether a thread is inside of what Python calls with what it drops."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not LostSignals._look.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _raise_in(thread: int, error: BaseException) -> None:
     """Has another thread raise an error in the code that it runs next."""
     import ctypes  # which every start of Python would pay for
 
+    while _looks(thread):  # what is raised in there is dropped for good
+        timing.sleep(_HOOK_SECONDS)
     kind = type(error)
     # Python makes the error of a class by itself; this makes this very one.
     again = type(kind.__name__, (kind,), {'__new__': lambda *_: error})
