@@ -12,9 +12,10 @@ Note: [callbacks]
     Python calls back when an object dies: callbacks of weak references, ``__del__``.
     What a handler raises inside of one is printed and dropped, also before the first
     line of the callback has run: nothing that is written in it can hold a signal. So
-    what has been dropped so in a callback of ours is raised once more in its thread,
-    after the callback. What runs most often, in :mod:`.by_owner`, is no code of
-    Python's.
+    what has been dropped so in a callback of ours, or in one that runs while we collect
+    garbage, is raised once more in its thread, after the callback. So is Ctrl-C in any
+    callback: that of a weak table is a function of Python's :mod:`weakref`, whoever
+    has the table. What runs most often, in :mod:`.by_owner`, is no code of Python's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
 
+from chainer_hybridmem import timing
+
 _LOOK_SECONDS = 0.1
+_HOOK_SECONDS = 1e-4
 _JOIN_SECONDS = 1.0  # longer than a thread needs that has nothing to do
 Function = TypeVar('Function', bound=Callable[..., Any])
 Result = TypeVar('Result')
@@ -207,26 +211,41 @@ class LostSignals:
 
     def _look(self, dropped: Any) -> None:
         error, trace = dropped.exc_value, dropped.exc_traceback
-        of_signal = error is not None and not isinstance(error, Exception)
-        if not (self._watches and of_signal and _is_ours(trace)):
+        again = isinstance(error, KeyboardInterrupt) or (
+            isinstance(error, BaseException)
+            and not isinstance(error, Exception)
+            and _is_ours(trace, sys._getframe(1))
+        )
+        if not (self._watches and again):
             self._former(dropped)
             return
         # Here it would be dropped once more.
         _thread.start_new_thread(_raise_in, (threading.get_ident(), error))
 
 
-def _is_ours(trace: TracebackType | None) -> bool:
+def _is_ours(trace: TracebackType | None, caller: FrameType) -> bool:
+    """Whether a callback, or what it interrupts, is code of the package."""
+    files = [caller.f_code.co_filename]
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(OURS):
-            return True
+        files.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    return False
+    return any(file.startswith(OURS) for file in files)
+
+
+def _looks(thread: int) -> bool:
+    """Whether a thread is inside of what Python calls with what it drops."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code is not LostSignals._look.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _raise_in(thread: int, error: BaseException) -> None:
     """Has another thread raise an error in the code that it runs next."""
     import ctypes  # which every start of Python would pay for
 
+    while _looks(thread):  # what is raised in there is dropped for good
+        timing.sleep(_HOOK_SECONDS)
     kind = type(error)
     # Python makes the error of a class by itself; this makes this very one.
     again = type(kind.__name__, (kind,), {'__new__': lambda *_: error})

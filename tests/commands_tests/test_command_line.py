@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import toys
+from support import forks, toys
 
 import chainer_hybridmem
 from chainer_hybridmem import commands, version
@@ -517,7 +517,7 @@ def test_standard_output_has_json_whatever_a_solver_prints(command, folder):
     """HiGHS prints some lines from C, with every option that turns output off."""
     library.save(toys.chain(8, bandwidth=3.0 * toys.MIB), 'p.json')
     words = (command, 'p.json', '--memory-limit', '75%', '--planner', 'exact')
-    done = python('-c', CHATTY_SOLVER, *words, '--json', '-')
+    done = forks.run('-c', CHATTY_SOLVER, *words, '--json', '-')
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
     assert 'a line that nobody asked for' in done.stderr

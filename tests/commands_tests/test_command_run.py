@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from support import forks
 from support.matrices import several
 
 from chainer_hybridmem import commands
@@ -44,7 +43,7 @@ for _ in range(6):
     loss.backward()
     optimizer.update()
     del h
-    print(float(loss.array).hex())
+    print(float(loss.array).hex(), flush=True)
 print(__name__, sys.argv[1:], sys.path[0], gc.get_freeze_count() > 0)
 assert __name__ != '__main__' or __builtins__.__name__ == 'builtins'
 if 'raise' in sys.argv:
@@ -62,33 +61,38 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def run(folder: pathlib.Path, *args: str) -> tuple[int, list[str], list[str]]:
     """Exit status, and the lines of both streams."""
-    return execute(folder, '-m', 'chainer_hybridmem', 'run', *args)
+    found = forks.run(
+        *('-m', 'chainer_hybridmem', 'run', *args),
+        cwd=folder,
+        env=environment_in(folder),
+    )
+    return found.returncode, found.stdout.splitlines(), found.stderr.splitlines()
 
 
 def execute(
     folder: pathlib.Path, *args: str, **environment: str
 ) -> tuple[int, list[str], list[str]]:
-    """The same of any command of Python, with what installing puts beside the package.
+    """The same of any command of a Python that has imported nothing."""
+    found = subprocess.run(
+        [sys.executable, *args],
+        cwd=folder,
+        env={**environment_in(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.returncode, found.stdout.splitlines(), found.stderr.splitlines()
+
+
+def environment_in(folder: pathlib.Path) -> dict[str, str]:
+    """With what installing puts beside the package.
 
     Python imports ``sitecustomize`` as it starts, as it reads the installed file.
     """
     (folder / 'site').mkdir(exist_ok=True)
     shutil.copy(ROOT / switch.CHILDREN, folder / 'site' / 'sitecustomize.py')
     path = os.pathsep.join([str(ROOT), str(folder / 'site')])
-    found = subprocess.run(
-        [sys.executable, *args],
-        cwd=folder,
-        env={
-            **os.environ,
-            'PYTHONPATH': path,
-            'PYTHONWARNINGS': 'ignore',
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.returncode, found.stdout.splitlines(), found.stderr.splitlines()
+    return {**os.environ, 'PYTHONPATH': path, 'PYTHONWARNINGS': 'ignore'}
 
 
 def test_a_program_runs_as_without_it(folder):
@@ -291,7 +295,8 @@ def test_ctrl_c_while_importing_is_one_line(folder):
 
 
 def test_what_cannot_be_run_or_limited(folder):
-    status, out, err = run(folder, '--memory-limit', '1GB', 'infers.py')
+    limited = ('-m', 'chainer_hybridmem', 'run', '--memory-limit', '1GB')
+    status, out, err = execute(folder, *limited, 'infers.py')
     assert (status, out) == (0, ['no Chainer'])
     assert err == [
         'hybridmem: the limit was not applied: the program has not imported Chainer'
@@ -368,7 +373,8 @@ def test_a_program_is_repaired_by_a_variable(folder):
     status, _, err = execute(folder, 'imports.py', HYBRIDMEM_RUN='1')
     assert status == 1
     assert 'asscalar' in err[-1]
-    status, out, err = run(folder, '--old-names', 'imports.py')
+    command = ('-m', 'chainer_hybridmem', 'run', '--old-names', 'imports.py')
+    status, out, err = execute(folder, *command)
     assert (status, err) == (0, [])
     assert out[-1].endswith(' False')  # what the repair does not need
 
@@ -405,28 +411,22 @@ def test_the_line_for_every_program_repairs(folder):
 def test_ctrl_c_ends_a_program_as_without_it(folder, limit):
     """By the signal: a loop of a shell ends, too."""
     source = (folder / 'program.py').read_text()
-    endless = source.replace('range(6)', 'iter(int, 1)').replace(
-        '.hex())', '.hex(), flush=True)'
-    )
+    endless = source.replace('range(6)', 'iter(int, 1)')
     (folder / 'program.py').write_text(
         "import atexit\natexit.register(print, 'end')\n" + endless
     )
-    command = [sys.executable, '-m', 'chainer_hybridmem', 'run', *limit, 'program.py']
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore'},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
-        for _ in range(random.randrange(1, 9)):
+    command = ('-m', 'chainer_hybridmem', 'run', *limit, 'program.py')
+    with open(folder / 'errors', 'w+') as errors:
+        options = {'env': environment_in(folder), 'stderr': errors.fileno()}
+        process = forks.Fork(*command, cwd=folder, **options)
+        for _ in range(8):  # a plan is followed
             assert process.stdout.readline()
-        time.sleep(random.uniform(0, 0.02))
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate()
-    assert process.returncode == -signal.SIGINT, err
+        out, status = process.stdout.read(), process.wait()
+        process.stdout.close()
+        errors.seek(0)
+        err = errors.read()
+    assert status == -signal.SIGINT, err
     assert out.splitlines()[-1] == 'end'
     *trace, last = err.splitlines()
     told = [line for line in (*trace, last) if line.startswith('hybridmem')]

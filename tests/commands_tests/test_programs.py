@@ -6,6 +6,7 @@ import json
 import pathlib
 
 import pytest
+from support import forks
 
 from chainer_hybridmem.commands import programs
 from chainer_hybridmem.planning.records import library
@@ -64,6 +65,16 @@ def program(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return 'train.py'
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs find imported what they need: one test shows that nothing else helps."""
+    monkeypatch.setattr(
+        programs,
+        '_run_child',
+        lambda folder: forks.run('-c', programs.CHILD, folder).returncode,
+    )
+
+
 def test_a_program_is_recorded_and_ended(hybridmem, program):
     """By an exception that ``except Exception`` does not catch."""
     status, out, err = hybridmem('profile', *MORE, '--', program, '--batchsize', '50')
@@ -79,6 +90,7 @@ def test_a_program_is_recorded_and_ended(hybridmem, program):
     assert int(pathlib.Path('closed').read_text()) < 10
 
 
+@pytest.mark.usefixtures('forked')
 def test_a_share_is_of_all_that_the_program_needs(hybridmem, program):
     """Also of the graph before, which its loss keeps; as under ``hybridmem run``."""
     arguments = ('--memory-limit', '90%', '--', program, '--batchsize', '400')
@@ -92,6 +104,7 @@ def test_a_share_is_of_all_that_the_program_needs(hybridmem, program):
     assert out.splitlines()[0].endswith(f'the in-core peak of {format_bytes(peak)}')
 
 
+@pytest.mark.usefixtures('forked')
 def test_any_batch_size_is_estimated(hybridmem, program):
     status, out, err = hybridmem(
         *('estimate', '--gpu', 'v100-16gb-pcie3', '--planner', 'swap-all'),
@@ -128,6 +141,7 @@ with chainer.using_config('train', False), chainer.no_backprop_mode():
 """
 
 
+@pytest.mark.usefixtures('forked')
 def test_a_program_that_infers(hybridmem, program, folder, refused):
     (folder / 'infers.py').write_text(INFERS)
     asked = ('inference', '--json', '-')
@@ -148,6 +162,7 @@ def test_a_program_that_infers(hybridmem, program, folder, refused):
     assert 'it has called no link under' in err
 
 
+@pytest.mark.usefixtures('forked')
 def test_two_runs_are_compared(hybridmem, program):
     status, out, err = hybridmem(
         *('verify', '--memory-limit', '3MB', '--planner', 'swap-all'),
@@ -158,6 +173,7 @@ def test_two_runs_are_compared(hybridmem, program):
     assert '10 iterations, ' in out and 'every bit the same' in out
 
 
+@pytest.mark.usefixtures('forked')
 @pytest.mark.parametrize(
     ('words', 'message'),
     [

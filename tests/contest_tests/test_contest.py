@@ -5,6 +5,7 @@ import hashlib
 import html.parser
 import itertools
 import json
+import multiprocessing
 
 import pytest
 from support.foreign import solution
@@ -182,6 +183,14 @@ def test_a_first_bound_counts_if_a_better_one_comes_too_late(tmp_path, monkeypat
         assert runner.run(cell) == {'bound': bound}
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Entrants find imported what they need; in the contest with a page they do not."""
+    context = multiprocessing.get_context('fork')
+    monkeypatch.setattr(multiprocessing, 'get_context', lambda kind: context)
+
+
+@pytest.mark.usefixtures('forked')
 def test_an_entrant_that_takes_too_long_is_ended_and_the_next_one_goes_on(tmp_path):
     (tmp_path / 'net.pkl').write_bytes(NET)
     path = str(tmp_path / 'net.pkl')
@@ -274,6 +283,7 @@ def test_other_limits_can_be_played():
         instances.at_limits(plans, ['much'])
 
 
+@pytest.mark.usefixtures('forked')
 def test_a_planner_may_have_options(tmp_path):
     output = tmp_path / 'arena.json'
     names = ['hybrid:steps=0', 'hybrid:steps=200,seed=3']

@@ -4,8 +4,6 @@ import ctypes
 import gc
 import mmap
 import os
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +11,7 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import forks
 from support.own_time import own_time
 
 from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
@@ -349,12 +348,7 @@ print('alive', device.memory.used_bytes > 0)
     'end', ['', 'device.memory.uninstall()', 'raise SystemExit(0)']
 )
 def test_exit_with_live_arrays(end):
-    finished = subprocess.run(
-        [sys.executable, '-X', 'faulthandler', '-c', _EXIT.format(end=end)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    finished = forks.run('-c', _EXIT.format(end=end))
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ''
 

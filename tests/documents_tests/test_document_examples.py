@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+from support import forks
 from support.matrices import FULL
 
 import chainer_hybridmem as hybridmem
@@ -157,7 +158,10 @@ def run_json(block: Block) -> None:
 
 def run_shell(block: Block) -> str:
     """Runs commands that stop at the first failure; returns what they print."""
-    folders = [str(pathlib.Path(sys.executable).parent), os.environ['PATH']]
+    own = pathlib.Path.cwd() / 'bin'
+    own.mkdir(exist_ok=True)
+    server = forks.command_in(own)
+    folders = [str(own), str(pathlib.Path(sys.executable).parent), os.environ['PATH']]
     result = subprocess.run(
         ['bash', '-ec', block.text],
         env={
@@ -165,6 +169,7 @@ def run_shell(block: Block) -> str:
             'PATH': os.pathsep.join(folders),
             'PYTHONPATH': os.pathsep.join([str(ROOT), str(pathlib.Path.cwd())]),
         },
+        pass_fds=[server],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
@@ -225,7 +230,8 @@ def test_blocks_say_what_they_are(page):
             assert re.fullmatch(r'(slow|no-run: .{9,})?', block.mark), block
 
 
-def test_a_block_that_fails_is_told():
+def test_a_block_that_fails_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError, match='required: PROFILE'):
         run_shell(Block('sh', '', 'hybridmem plan --memory-limit 1GB\n'))
     with pytest.raises(AssertionError, match="'nonsense shown'"):

@@ -487,27 +487,3 @@ def test_the_swap_file_is_nobody_elses(tmp_path: Any) -> None:
         assert status.st_size > 0 and status.st_nlink == 0
         assert status.st_mode & 0o777 == 0o600
         assert not list(tmp_path.iterdir())
-
-
-def test_nothing_stays_of_a_process_that_is_killed(tmp_path: Any) -> None:
-    code = f"""
-        import sys, time
-        sys.path.insert(0, {os.path.dirname(os.path.dirname(faulty.__file__))!r})
-        from support import faulty
-        import chainer_hybridmem
-        run = faulty.Run()
-        options = {{'swap_dir': {str(tmp_path)!r}, **faulty.SWAP_ALL}}
-        with chainer_hybridmem.optimize(run.model, faulty.LIMIT, **options) as session:
-            for i in range(2):
-                run.iterate(i)
-            print(session.device.copies.disk_bytes, flush=True)
-            time.sleep(600)
-    """
-    child = subprocess.Popen(
-        [sys.executable, '-c', textwrap.dedent(code)], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None and int(child.stdout.readline()) > 0
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from support.matrices import several
 from support.native_faults import NativeFaults
 
 import chainer_hybridmem
+from chainer_hybridmem import interrupts
 from chainer_hybridmem.interrupts import HeldBack, Worker
 from chainer_hybridmem.training.session.session import Session
 
@@ -359,19 +361,48 @@ def test_ctrl_c_while_memory_is_made(often: int) -> None:
         assert often == 2 or type(case.error) is KeyboardInterrupt
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_a_callback_of_a_dying_object_comes_out(number: int) -> None:
-    """Python drops what its handler raises there, before the first line, too."""
+class Weak:
+    """What a weak table can have as a key."""
+
+
+@pytest.mark.parametrize(
+    ('callback', 'number'),
+    [
+        ('ours', signal.SIGINT),
+        ('ours', signal.SIGTERM),
+        ('of a table', signal.SIGINT),  # another signal is lost, as without a session
+        ('of a table, collected by us', signal.SIGTERM),
+    ],
+)
+def test_a_signal_in_a_callback_of_a_dying_object_comes_out(
+    callback: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what its handler raises there, before the first line, too.
+
+    And, for good, what is raised where Python tells of that: on a busy machine the
+    thread that raises it once more may run at once.
+    """
     run = faulty.Run()
     session = chainer_hybridmem.optimize(run.model, faulty.LIMIT)
     array = np.zeros(1000, np.float32)
+    key: Any = Weak()
+    key.itself = key  # the collector alone takes it
+    table = weakref.WeakKeyDictionary({key: 1})
     sent: list[str] = []
+    start = interrupts._thread.start_new_thread
+
+    def let_run(*args: Any) -> None:
+        start(*args)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(interrupts._thread, 'start_new_thread', let_run)
 
     def end(*_: Any) -> None:
         raise SystemExit(7)
 
     def send(frame: FrameType, event: str, argument: Any) -> None:
-        if event == 'call' and frame.f_code.co_name == '<lambda>' and not sent:
+        name = '<lambda>' if callback == 'ours' else 'remove'
+        if event == 'call' and frame.f_code.co_name == name and not sent:
             sent.append(frame.f_code.co_filename)
             signal.raise_signal(number)
 
@@ -382,14 +413,20 @@ def test_a_signal_in_a_callback_of_a_dying_object_comes_out(number: int) -> None
             kept = session.device.arrays.last_look(array, lambda address: None)
             with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
                 sys.setprofile(send)
-                array = None
+                if callback == 'ours':
+                    array = None
+                elif callback == 'of a table':
+                    key.itself = key = None
+                else:
+                    key = None
+                    session.device.memory.collect_garbage()
                 sys.setprofile(None)
                 for _ in range(100):
                     time.sleep(0.01)
-            del kept
+            del kept, table
     finally:
         sys.setprofile(None)
         signal.signal(signal.SIGTERM, former)
-    assert sent and sent[0].startswith(FOLDER)
+    assert sent and sent[0].startswith(FOLDER) == (callback == 'ours')
     if number == signal.SIGTERM:
         assert raised.type is SystemExit and raised.value.code == 7

@@ -178,11 +178,11 @@ def test_what_does_not_fit_is_explained_by_a_limit_that_does(each):
         named = int(re.search(r'a limit known to do is (\d+)', told)[1])
         least = int(re.search(r'of any plan is [^(]*\((\d+) bytes', told)[1])
         assert limit < least <= named < 1.2 * least
-        with pytest.raises(hybridmem.OutOfMemoryError) as again:
-            train(memory_limit=limit)
-        assert bytes_in_other_pools(told) < bytes_in_other_pools(str(again.value))
-        del caught, again  # and with them the graphs that did not fit
         if each == 417_600:
+            with pytest.raises(hybridmem.OutOfMemoryError) as again:
+                train(memory_limit=limit)
+            assert bytes_in_other_pools(told) < bytes_in_other_pools(str(again.value))
+            del caught, again  # and with them the graphs that did not fit
             _, session = train(memory_limit=named)
             assert session.statistics()['state'] == 'guided'
 

@@ -141,19 +141,23 @@ class WithoutRatio(Dropping):
         super().__init__(0)
 
 
-@pytest.mark.parametrize('network', [Dropping, WithoutRatio])
+@pytest.fixture(scope='module', params=[Dropping, WithoutRatio])
+def dropping(request, data):
+    """A network, what plain Chainer gives, and the bytes that it needs."""
+    expected = networks.train_on_gpu(request.param, data)[0]
+    result, session = networks.train_on_gpu(
+        request.param, data, memory_limit='1GB', planner='in-core'
+    )
+    networks.assert_same(expected, result)
+    return request.param, expected, session.statistics()['in_core_peak_bytes']
+
+
 @pytest.mark.parametrize(
     'planner', ['checkpoint-speed', 'checkpoint-sqrt', 'swap-all', 'hybrid']
 )
-def test_training_with_masks(network, planner, data):
-    expected = networks.train_on_gpu(network, data)[0]
-    result, session = networks.train_on_gpu(
-        network, data, memory_limit='1GB', planner='in-core'
-    )
-    networks.assert_same(expected, result)
-    limit = int(session.statistics()['in_core_peak_bytes'] * 0.92)
-    if planner == 'checkpoint-speed':
-        limit = '1GB'
+def test_training_with_masks(planner, dropping, data):
+    network, expected, peak_bytes = dropping
+    limit = '1GB' if planner == 'checkpoint-speed' else int(peak_bytes * 0.92)
     result, session = networks.train_on_gpu(
         network, data, memory_limit=limit, planner=planner
     )

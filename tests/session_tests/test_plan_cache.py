@@ -10,14 +10,12 @@ import io
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from support import networks
+from support import forks, networks
 
 # isort: split
 import chainer
@@ -228,7 +226,7 @@ def test_another_process(tmp_path):
     script.write_text(
         'import sys\n'
         f'sys.path.insert(0, {str(Path(networks.__file__).parents[1])!r})\n'
-        'from support import networks\n'
+        'from support import forks, networks\n'
         'class Own(networks.Block):\n'
         '    def forward(self, x, t):\n'
         '        h = super().forward(x)\n'
@@ -241,12 +239,7 @@ def test_another_process(tmp_path):
         'figures = session.statistics()\n'
         'print(figures["cached"], figures["guided_iterations"])\n'
     )
-    printed = [
-        subprocess.run(
-            [sys.executable, script], check=True, capture_output=True, text=True
-        ).stdout.split()
-        for _ in range(2)
-    ]
+    printed = [forks.run(str(script)).stdout.split() for _ in range(2)]
     assert printed[0][0] == '0'
     assert printed[1] == ['1', '6']
 
