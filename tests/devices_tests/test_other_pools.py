@@ -68,3 +68,13 @@ def test_the_limit_is_about_what_lies_in_other_pools_too(make):
         del pool
     finally:
         cupy.cuda.set_allocator(allocator)
+
+
+@pytest.fixture(scope='module')
+def left_by_another_test():
+    return _in_an_earlier_session(1 << 20)
+
+
+def test_what_another_test_has_left_does_not_count(left_by_another_test):
+    with contextlib.closing(CudaDevice(1 << 30)) as device, device.memory.counting():
+        assert device.memory.other_bytes == 0
