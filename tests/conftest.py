@@ -7,7 +7,6 @@ import gc
 import math
 import os
 import pathlib
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ from chainer_hybridmem import compiling
 from chainer_hybridmem.planning.records.plan import Tier
 from chainer_hybridmem.planning.records.profile import Link
 from chainer_hybridmem.training.chainer_access import compat
-from chainer_hybridmem.training.devices.cuda import block_pool
 from chainer_hybridmem.training.devices.host import numpy_memory
 from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES
 from chainer_hybridmem.training.session.guides import guide as guides
@@ -86,17 +84,10 @@ def unburdened() -> None:
 
 
 @pytest.fixture(autouse=True)
-def unburdened_gpu(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What other tests have left on a GPU does not count in this one.
-
-    Some of it stays for ever, such as the states of Chainer's dropout in the pool of
-    the session that has drawn first.
-    """
+def unburdened_gpu(request: pytest.FixtureRequest) -> None:
+    """What other tests have left on a GPU counts; none of it is garbage any more."""
     if request.node.get_closest_marker('gpu'):
         gc.collect()
-        monkeypatch.setattr(block_pool, '_all_pools', weakref.WeakSet())
 
 
 @pytest.fixture(autouse=True, scope='session')
