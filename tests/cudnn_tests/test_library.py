@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -196,6 +197,27 @@ def test_both_modules_are_there_with_it(importable):
     cudnn = importlib.import_module('cupy.cudnn')
     used = {'convolution_forward', 'get_handle', 'DropoutStates', 'rnn_backward_data'}
     assert used <= set(dir(cudnn))
+
+
+@pytest.mark.parametrize('name', ['cupy.cudnn', 'cupy.cuda.cudnn'])
+def test_what_else_cupy_13_had_is_told_apart(importable, name):
+    importable.add(PACKAGES)
+    module = importlib.import_module(name)
+    with pytest.raises(AttributeError) as caught:
+        _ = module.ctc_loss
+    said = str(caught.value)
+    assert said.startswith(f"module '{name}' has no attribute 'ctc_loss': of cuDNN 9")
+    assert re.search(r'CuPy 13 and cuDNN 8: pip install .*cupy-cuda12x==13', said)
+    assert not hasattr(module, 'ctc_loss')
+    assert getattr(module, 'fusedOpsExecute', None) is None
+    assert not hasattr(module, '__path__')
+
+
+def test_names_are_those_of_cupy_13(importable):
+    importable.add(PACKAGES)
+    library = importlib.import_module('cupy.cuda.cudnn')
+    assert library.addTensor_v3 is library.addTensor
+    assert 'tensor' not in dir(importlib.import_module('cupy.cudnn'))
 
 
 def test_importing_the_package_looks_for_nothing():

@@ -269,9 +269,7 @@ def _check_splits(profile: Profile) -> None:
 
 def _check_sum(profile: Profile, split: Split, events: range) -> None:
     """See [sums in place] in :mod:`.splits`."""
-    total, gradient = (
-        profile.storages[s] for s in (split.first, split.temporaries[0])
-    )
+    total, gradient = (profile.storages[s] for s in (split.first, split.temporaries[0]))
     born, gone = total.allocated_at, gradient.freed_at
     beside = abs(born - gone) == 1 and {born, gone} <= set(events)
     if not beside or gradient.allocated_at > min(born, gone):
