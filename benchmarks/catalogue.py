@@ -174,7 +174,7 @@ BENCHMARKS = (
     Benchmark(
         'gallery',
         'the examples of the gallery, plain against limited',
-        ('gallery.json',),
+        ('gallery.json', 'gallery_gpu.json'),
     ),
     Benchmark('house', 'the shape of the code: files, classes, functions'),
     Benchmark(

@@ -16,7 +16,9 @@ HEAD = (
     '<!-- python -m benchmarks render writes this page; edit what it is made of -->',
     'The examples need the extras `plot` and `autoswap` (for the digits of '
     'scikit-learn), no GPU and no download. `--share 0.5` sets another limit, as a '
-    'share of the peak of plain Chainer. `python -m benchmarks run gallery` runs all.',
+    'share of the peak of plain Chainer. `--device cuda` trains on a GPU, `--planner '
+    'NAME` with another planner. `python -m benchmarks run gallery` runs all, with '
+    '`--device cuda` at small sizes under four planners, to compare bits.',
 )
 FIGURES = (
     'CPU time is that of all threads over that of plain Chainer, the median of the '

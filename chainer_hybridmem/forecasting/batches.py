@@ -104,6 +104,7 @@ def find_largest_batch(
     most: int,
     planner: str = DEFAULT,
     min_speed: float | None = None,
+    spare_bytes: int = 0,
     **options: Any,
 ) -> LargestBatch:
     """Finds the largest batch that fits a limit.
@@ -118,13 +119,14 @@ def find_largest_batch(
         most: Not looked beyond.
         planner: Its name.
         min_speed: Least speed as a share of the speed without any limit, in (0, 1].
+        spare_bytes: What plans leave of the limit, as those of a session on a GPU.
         options: Of the planner.
 
     Raises:
         UnknownNameError: If there is no such planner.
         OptionError: If the planner has no such option.
     """
-    search = _Search(problem_of, limit_bytes, planner, min_speed, options)
+    search = _Search(problem_of, limit_bytes, spare_bytes, planner, min_speed, options)
     return search.run(most)
 
 
@@ -133,14 +135,16 @@ class _Search:
         self,
         problem_of: Callable[[int], Problem],
         limit_bytes: int,
+        spare_bytes: int,
         planner: str,
         min_speed: float | None,
         options: dict[str, Any],
     ) -> None:
+        room_bytes = limit_bytes - spare_bytes
         self.problem_of = functools.lru_cache(maxsize=4)(
-            lambda batchsize: with_room_for_trials(problem_of(batchsize), limit_bytes)
+            lambda batchsize: with_room_for_trials(problem_of(batchsize), room_bytes)
         )
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.room_bytes = limit_bytes, room_bytes
         self.planner = planner
         self.min_speed = min_speed
         self.options = options
@@ -153,7 +157,7 @@ class _Search:
         )
         possible = largest_batchsize(
             lambda b: least_memory(with_rules(self.problem_of(b), ()))[0],
-            self.limit_bytes,
+            self.room_bytes,
             most,
         )
         planned = largest_planned(self._accept, possible)
@@ -183,7 +187,7 @@ class _Search:
         needed = problem.in_core_peak_bytes
         return Refusal(
             batchsize,
-            f'plain Chainer needs {self._more(needed)}',
+            f'plain Chainer needs {_more(needed, self.limit_bytes)}',
             needed_bytes=needed,
         )
 
@@ -209,15 +213,15 @@ class _Search:
     def _look_at(self, batchsize: int) -> Refusal | None:
         problem = self.problem_of(batchsize)
         least, worst = least_memory(with_rules(problem, ()))
-        if least > self.limit_bytes:
+        if least > self.room_bytes:
             label = problem.profile.operations[worst].label
             reason = (
-                f'operation {worst} ({label}) alone needs {self._more(least)}, with '
-                f'all that never leaves'
+                f'operation {worst} ({label}) alone needs '
+                f'{_more(least, self.room_bytes)}, with all that never leaves'
             )
             return Refusal(batchsize, reason, label, least)
         try:
-            plan = make_plan(problem, self.limit_bytes, self.planner, **self.options)
+            plan = make_plan(problem, self.room_bytes, self.planner, **self.options)
         except InfeasibleError as error:
             return Refusal(batchsize, f'planner {self.planner} finds no plan: {error}')
         except OptionError as error:  # it cannot obey the rules
@@ -234,11 +238,10 @@ class _Search:
         self.plans[batchsize] = plan
         return None
 
-    def _more(self, needed_bytes: int) -> str:
-        return (
-            f'{format_bytes(needed_bytes)}, '
-            f'{format_bytes(needed_bytes - self.limit_bytes)} more than the limit'
-        )
+
+def _more(needed_bytes: int, room_bytes: int) -> str:
+    more = format_bytes(needed_bytes - room_bytes)
+    return f'{format_bytes(needed_bytes)}, {more} more than the limit'
 
 
 def _speed_share(plan: Plan) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import chainer
 import numpy as np
+from chainer.backends import cuda
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.forecasting.batches import (
@@ -20,7 +23,10 @@ from chainer_hybridmem.forecasting.estimation import (
     check_ascending,
     load_device_model,
 )
-from chainer_hybridmem.forecasting.recording_session import record_pairs
+from chainer_hybridmem.forecasting.recording_session import (
+    record_pairs,
+    recording_options,
+)
 from chainer_hybridmem.planning.planners import DEFAULT, check_name, check_options
 from chainer_hybridmem.planning.records.rules import check_rules
 from chainer_hybridmem.planning.records.splits import EXACT, Splitting
@@ -28,6 +34,7 @@ from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.planning.simulation.problem import CrossIteration
 from chainer_hybridmem.training.chainer_access.models import Model, one_model
 from chainer_hybridmem.training.devices.ram import total_ram
+from chainer_hybridmem.training.session.setting.runtime import open_device_of
 from chainer_hybridmem.units import parse_limit
 
 SMALL = (2, 4)
@@ -145,8 +152,30 @@ def largest_batch(
         )
 
     return find_largest_batch(
-        problem_of, limit_bytes, question.most, planner, question.min_speed, **options
+        problem_of,
+        limit_bytes,
+        question.most,
+        planner,
+        question.min_speed,
+        _find_spare(model, question.gpu, limit_bytes),
+        **options,
     )
+
+
+def _find_spare(model: Model, gpu: str | None, limit_bytes: int) -> int:
+    """Bytes that plans of a session on the model's device leave of the limit.
+
+    cuDNN chooses algorithms by the batch: what is recorded with a small one does not
+    tell the workspace of a large one, but it is never larger than Chainer allows.
+    """
+    if gpu is not None:
+        return 0
+    device = open_device_of(one_model(model), recording_options(limit_bytes))
+    with contextlib.closing(device):
+        spare_bytes = device.offsets.spare_bytes
+    if device.kind == 'cuda' and chainer.should_use_cudnn('>=auto'):
+        spare_bytes += cuda.get_max_workspace_size()
+    return spare_bytes
 
 
 def _limit_of(memory_limit: int | str | None, model: Model, gpu: str | None) -> int:

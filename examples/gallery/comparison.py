@@ -23,10 +23,13 @@ import chainer_hybridmem as hybridmem  # before chainer
 
 # isort: split
 import chainer
-import numpy as np
+from chainer.backends import cuda
 from matplotlib.figure import Figure
 
+from chainer_hybridmem.planning.planners import DEFAULT
 from chainer_hybridmem.planning.records.plan import Action, Plan
+from chainer_hybridmem.training.devices import parse_device
+from chainer_hybridmem.training.recompute.drawing import seed_gpu
 from chainer_hybridmem.units import format_bytes
 
 TIMED = 3  # the last third of the iterations is timed
@@ -63,11 +66,18 @@ class Defaults(NamedTuple):
 
 def learn(model: chainer.Link, optimizer: chainer.Optimizer, *batch: Any) -> float:
     """Trains one iteration of a model that returns its loss; returns the loss."""
-    loss = model(*batch)
+    loss = model(*(send(model.device, array) for array in batch))
     model.cleargrads()
     loss.backward()
     optimizer.update()
     return float(loss.array)
+
+
+def send(device: Any, batch: Any) -> Any:
+    """Returns arrays, or lists of them, on a device."""
+    if isinstance(batch, list):
+        return [send(device, array) for array in batch]
+    return device.send(batch)
 
 
 class Run(NamedTuple):
@@ -171,6 +181,14 @@ def parse(
         help='slows copies down to what a bus would do, such as 100MB/s',
     )
     parser.add_argument(
+        '--device',
+        default='cpu',
+        help='where it trains, cpu or a GPU such as cuda: cpu',
+    )
+    parser.add_argument(
+        '--planner', default=DEFAULT, help=f'who plans the limited run: {DEFAULT}'
+    )
+    parser.add_argument(
         '--out', default='result', help='folder of picture and figures: result'
     )
     options = parser.parse_args(arguments)
@@ -189,12 +207,14 @@ def compare(
 ) -> dict[str, Any]:
     """Trains plain and inside the limit; returns the figures and both curves."""
     count = options.iterations
-    plain = train(make(options), count)
+    plain = train(begin(make, options), count)
     peak, plain_curve = watch_plain(make, options)
     limit = int(peak * options.share)
-    program = make(options)
+    program = begin(make, options)
     bandwidth = options.link_bandwidth
-    with hybridmem.optimize(program.models, limit, link_bandwidth=bandwidth) as session:
+    with hybridmem.optimize(
+        program.models, limit, options.planner, link_bandwidth=bandwidth
+    ) as session:
         limited = train(program, count)
         with hybridmem.profile_memory(share=0) as memory:
             start = time.perf_counter()
@@ -224,6 +244,23 @@ def compare(
     }
 
 
+def begin(
+    make: Callable[[argparse.Namespace], Program], options: argparse.Namespace
+) -> Program:
+    """Makes the program, on the device that it trains on."""
+    gc.collect()  # of the run before, nothing is left there
+    program = make(options)
+    kind, number = parse_device(options.device)
+    if kind == 'cuda':
+        device = chainer.get_device(f'@cupy:{number or 0}')
+        device.use()
+        seed_gpu(0)
+        chainer.global_config.cudnn_deterministic = True  # bits are compared
+        for model in program.models:
+            model.to_device(device)
+    return program
+
+
 def decisions_of(plan: Plan | None) -> dict[str, int] | None:
     """Returns how many feature maps a plan keeps, swaps and recomputes."""
     if plan is None:
@@ -243,7 +280,7 @@ def train(program: Program, count: int) -> Run:
     for model in program.models:
         for name, parameter in sorted(model.namedparams()):
             digest.update(name.encode())
-            digest.update(np.ascontiguousarray(parameter.array).tobytes())
+            digest.update(cuda.to_cpu(parameter.array).tobytes())
     return Run(losses, seconds, cpu_seconds, digest.hexdigest())
 
 
@@ -252,9 +289,9 @@ def watch_plain(
 ) -> tuple[int, Curve]:
     """Returns the peak of plain Chainer in bytes, and its last iteration."""
     gc.collect()
-    with hybridmem.profile_memory(share=0) as memory:
+    with hybridmem.profile_memory(device=options.device, share=0) as memory:
         entered = time.perf_counter()
-        program = make(options)
+        program = begin(make, options)
         for i in range(options.iterations):
             program.step(i)
         start = time.perf_counter()

@@ -75,6 +75,7 @@ class Updater(chainer.training.updaters.StandardUpdater):
         generate, critic = self.get_optimizer('generate'), self.get_optimizer('critic')
         batch = chainer.dataset.concat_examples(self.get_iterator('main').next())
         z = np.random.uniform(-1, 1, (len(batch), HIDDEN)).astype(np.float32)
+        batch, z = critic.target.device.send((batch, z))
         made = generate.target(z)
         real_score, made_score = critic.target(batch), critic.target(made)
         critic_loss = F.average(F.softplus(-real_score) + F.softplus(made_score))

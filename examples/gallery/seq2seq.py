@@ -38,18 +38,19 @@ class Translator(chainer.Chain):
             self.last = L.Linear(units, WORDS)
 
     def forward(self, questions: Sequence[Any], answers: Sequence[Any]) -> Any:
-        begin = np.array([BEGIN], np.int32)
-        given = [np.concatenate([begin, answer[:-1]]) for answer in answers]
+        xp: Any = self.xp
+        begin = xp.array([BEGIN], np.int32)
+        given = [xp.concatenate([begin, answer[:-1]]) for answer in answers]
         h, c, _ = self.encoder(None, None, embed_each(self.source, questions))
         _, _, states = self.decoder(h, c, embed_each(self.target, given))
         scores = self.last(F.concat(states, axis=0))
-        return F.softmax_cross_entropy(scores, np.concatenate(answers))
+        return F.softmax_cross_entropy(scores, xp.concatenate(answers))
 
 
-def embed_each(embed: chainer.Link, sequences: Sequence[Any]) -> Any:
+def embed_each(embed: Any, sequences: Sequence[Any]) -> Any:
     """Returns the vectors of each sequence."""
     ends = np.cumsum([len(sequence) for sequence in sequences])[:-1]
-    return F.split_axis(embed(np.concatenate(sequences)), ends, axis=0)
+    return F.split_axis(embed(embed.xp.concatenate(sequences)), ends, axis=0)
 
 
 def make(options: argparse.Namespace) -> comparison.Program:

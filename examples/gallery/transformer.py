@@ -50,7 +50,9 @@ class Layer(chainer.Chain):
         heads = F.reshape(self.three(x), (-1, LENGTH, 3, HEADS, units // HEADS))
         query, key, value = F.separate(F.transpose(heads, (2, 0, 3, 1, 4)))
         scores = F.matmul(query, key, transb=True) * (units // HEADS) ** -0.5
-        scores = F.where(np.broadcast_to(EARLIER, scores.shape), scores, NEVER)
+        xp: Any = self.xp
+        earlier = xp.broadcast_to(xp.asarray(EARLIER), scores.shape)
+        scores = F.where(earlier, scores, xp.asarray(NEVER))
         taken = F.matmul(F.dropout(F.softmax(scores, axis=3), 0.1), value)
         return self.mix(F.reshape(F.transpose(taken, (0, 2, 1, 3)), (-1, units)))
 
@@ -67,7 +69,8 @@ class Transformer(chainer.Chain):
             self.last = L.Linear(units, letters)
 
     def forward(self, texts: Any) -> Any:
-        places = np.tile(np.arange(LENGTH, dtype=np.int32), len(texts))
+        xp: Any = self.xp
+        places = xp.tile(xp.arange(LENGTH, dtype=np.int32), len(texts))
         h = self.embed(texts[:, :-1].reshape(-1)) + self.place(places)
         scores = self.last(self.layers(h))
         return F.softmax_cross_entropy(scores, texts[:, 1:].reshape(-1))

@@ -69,6 +69,7 @@ void run_until(Stream* stream, const bool& done);  // the program has not waited
 void drain(Stream* stream, const Mark* until = nullptr);  // and the program has waited
 void drain_all();
 int current_device();
+int device_count();
 
 // ---- memory --------------------------------------------------------------------------
 struct Block {

@@ -10,7 +10,7 @@ namespace emu::dnn {
 
 using Half = _Float16;
 constexpr bool IS_9 = CUDNN_MAJOR >= 9;
-enum Status { SUCCESS = 0, BAD_PARAM = IS_9 ? 2000 : 3, NOT_SUPPORTED = IS_9 ? 3000 : 9, ALLOC_FAILED = IS_9 ? 4003 : 2 };
+enum Status { SUCCESS = 0, NOT_INITIALIZED = IS_9 ? 1001 : 1, BAD_PARAM = IS_9 ? 2000 : 3, NOT_SUPPORTED = IS_9 ? 3000 : 9, ALLOC_FAILED = IS_9 ? 4003 : 2 };
 enum Type { FLOAT = 0, DOUBLE = 1, HALF = 2 };
 enum Math { DEFAULT, TENSOR_OP, CONVERSION, FMA };
 

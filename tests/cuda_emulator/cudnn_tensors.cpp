@@ -116,7 +116,7 @@ const char* cudnnGetErrorString(int status) {
         case SUCCESS: return "CUDNN_STATUS_SUCCESS";
         case BAD_PARAM: return "CUDNN_STATUS_BAD_PARAM";
         case NOT_SUPPORTED: return "CUDNN_STATUS_NOT_SUPPORTED";
-        case IS_9 ? 1001 : 1: return "CUDNN_STATUS_NOT_INITIALIZED";
+        case NOT_INITIALIZED: return "CUDNN_STATUS_NOT_INITIALIZED";
         case IS_9 ? 4000 : 4: return "CUDNN_STATUS_INTERNAL_ERROR";
         case ALLOC_FAILED: return IS_9 ? "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED" : "CUDNN_STATUS_ALLOC_FAILED";
         case IS_9 ? 5000 : 8: return "CUDNN_STATUS_EXECUTION_FAILED";
@@ -129,7 +129,12 @@ void cudnnGetLastErrorString(char* out, size_t bytes) {
     refused.clear();
 }
 #endif
-int cudnnCreate(void** out) { Lock lock(mutex); *out = new Context{stream_of(nullptr)}; return SUCCESS; }
+int cudnnCreate(void** out) {
+    REFUSE_IF(!device_count(), NOT_INITIALIZED);
+    Lock lock(mutex);
+    *out = new Context{stream_of(nullptr)};
+    return SUCCESS;
+}
 int cudnnDestroy(void* handle) { delete (Context*)handle; return SUCCESS; }
 int cudnnSetStream(void* handle, void* stream) {
     REFUSE_IF(!handle, BAD_PARAM);

@@ -55,6 +55,7 @@ static thread_local int device = 0;
 int current_device() { return device; }
 
 static const int devices = getenv("EMU_DEVICES") ? atoi(getenv("EMU_DEVICES")) : 1;
+int device_count() { return devices; }
 static std::vector<Stream*> streams;  // never deleted, for marks refer to them
 static std::vector<Stream*> defaults;  // one of each device
 

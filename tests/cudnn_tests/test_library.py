@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -68,7 +69,7 @@ class Machine:
         for where, found in self.libraries.items():
             if where != SYSTEMS and where in path:
                 return found
-        raise OSError(f'{path}: cannot open shared object file')
+        raise OSError(f'{path}: cannot open shared object file: No such file')
 
 
 @pytest.fixture
@@ -196,6 +197,54 @@ def test_both_modules_are_there_with_it(importable):
     cudnn = importlib.import_module('cupy.cudnn')
     used = {'convolution_forward', 'get_handle', 'DropoutStates', 'rnn_backward_data'}
     assert used <= set(dir(cudnn))
+
+
+@pytest.mark.parametrize('name', ['cupy.cudnn', 'cupy.cuda.cudnn'])
+def test_what_else_cupy_13_had_is_told_apart(importable, name):
+    importable.add(PACKAGES)
+    module = importlib.import_module(name)
+    with pytest.raises(AttributeError) as caught:
+        _ = module.ctc_loss
+    said = str(caught.value)
+    assert said.startswith(f"module '{name}' has no attribute 'ctc_loss': of cuDNN 9")
+    assert re.search(r'CuPy 13 and cuDNN 8: pip install .*cupy-cuda12x==13', said)
+    assert not hasattr(module, 'ctc_loss')
+    assert getattr(module, 'fusedOpsExecute', None) is None
+    assert not hasattr(module, '__path__')
+
+
+def test_names_are_those_of_cupy_13(importable):
+    importable.add(PACKAGES)
+    library = importlib.import_module('cupy.cuda.cudnn')
+    assert library.addTensor_v3 is library.addTensor
+    assert 'tensor' not in dir(importlib.import_module('cupy.cudnn'))
+
+
+def test_a_file_that_is_no_library_is_named(machine, monkeypatch):
+    """Not told as one that is not there."""
+
+    def load(path, mode=0):
+        raise OSError('not loaded' if mode else f'{path}: file too short')
+
+    monkeypatch.setattr(ctypes, 'CDLL', load)
+    assert 'libcudnn_graph.so.9: file too short' in fail_to_load()
+
+
+def test_a_forked_child_destroys_nothing():
+    """A fork drops the handles of other threads; CUDA has no place in the child."""
+    code = """
+    import os
+    from chainer_hybridmem.training.cudnn.descriptors import Descriptor
+    destroyed = []
+    descriptor = Descriptor(1, destroyed.append)
+    child = os.fork()
+    del descriptor
+    if not child:
+        os._exit(len(destroyed))
+    assert os.waitpid(child, 0)[1] == 0
+    assert destroyed == [1]
+    """
+    subprocess.run([sys.executable, '-c', textwrap.dedent(code)], check=True)
 
 
 def test_importing_the_package_looks_for_nothing():

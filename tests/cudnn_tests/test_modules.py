@@ -5,6 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -106,15 +109,16 @@ def test_shapes_that_differ_in_one_thing_have_algorithms_of_their_own():
 def test_too_small_a_workspace_is_told_with_one_that_does():
     import cupy.cudnn
 
-    x, w = draw(*WIDE), draw(8, 64, 3, 3)
-    choose = cupy.cudnn.convolution_forward
-    y = draw(4, 8, 14, 14)
+    gy, w, gx = draw(4, 8, 14, 14), draw(8, 64, 3, 3), draw(*WIDE)
     asked = ((1, 1), (1, 1), (1, 1), 1)
+    options = {'deterministic': True, 'auto_tune': False, 'tensor_core': 'auto'}
     with (
-        workspaces_up_to(-1),
-        pytest.raises(RuntimeError, match=r'workspace_size\(\d+\)'),
+        workspaces_up_to(0),
+        pytest.raises(RuntimeError, match=r'workspace_size\([1-9]\d+\)'),
     ):
-        choose(x, w, None, y, *asked, auto_tune=False, tensor_core='auto')
+        cupy.cudnn.convolution_backward_data(w, gy, None, gx, *asked, **options)
+    with pytest.raises(ValueError, match='is -1; 0 bytes or more'):
+        cupy.cudnn.set_max_workspace_size(-1)
 
 
 def test_what_cudnn_refuses_is_told_with_its_shapes():
@@ -132,6 +136,89 @@ def test_what_cudnn_refuses_is_told_with_its_shapes():
         )
     with pytest.raises(TypeError, match='int32'):
         cupy.cudnn.activation_forward(x.astype('i'), 1)
+
+
+def convolve_into(y, x=None, w=None, pad=(1, 1), stride=(1, 1)):
+    import cupy.cudnn
+
+    x, w = draw(2, 3, 8, 8) if x is None else x, draw(4, 3, 3, 3) if w is None else w
+    cupy.cudnn.convolution_forward(
+        x, w, None, y, pad, stride, (1, 1), 1, auto_tune=False, tensor_core='auto'
+    )
+
+
+def normalize(x, n):
+    import cupy.cudnn
+
+    arrays = [draw(n) for _ in range(4)]
+    cupy.cudnn.batch_normalization_forward_training(
+        x, *arrays, None, None, 1e-5, 0.9, True, 1, False
+    )
+
+
+def call(name, *arguments):
+    import cupy.cudnn
+
+    getattr(cupy.cudnn, name)(*arguments)
+
+
+POOLED = (2, 2), (2, 2), (0, 0), 0
+# Each would be read or written beyond its end, or as what it is not.
+REFUSED = {
+    'another type': lambda: convolve_into(
+        draw(2, 4, 8, 8), draw(2, 3, 8, 8, dtype='e')
+    ),
+    'on the host': lambda: convolve_into(draw(2, 4, 8, 8), draw(2, 3, 8, 8).get()),
+    'an order': lambda: convolve_into(draw(2, 8, 8, 4).transpose(0, 3, 1, 2)),
+    'axes': lambda: convolve_into(draw(2, 4, 8, 8), stride=(1,)),
+    'axes of a pooling': lambda: call(
+        'pooling_forward', draw(2, 3, 8, 8), draw(2, 3, 4, 4), (2, 2), (2,), (0, 0), 0
+    ),
+    'a pooled type': lambda: call(
+        'pooling_forward', draw(2, 3, 8, 8), draw(2, 3, 4, 4, dtype='d'), *POOLED
+    ),
+    'a pooled shape': lambda: call(
+        'pooling_backward', draw(2, 3, 8, 8), draw(2, 3, 4, 4), draw(2, 3, 4), *POOLED
+    ),
+    'a gradient': lambda: call('activation_backward', draw(9), draw(9), draw(8), 1),
+    'a softmax': lambda: call('softmax_backward', draw(2, 3), draw(2, 2), 1, 1),
+    'parameters': lambda: normalize(draw(2, 3, 4, 4), 2),
+    'nothing': lambda: call('create_tensor_descriptor', draw(0, 3)),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_arrays_that_are_not_alike_are_refused(name):
+    with pytest.raises(ValueError, match=r'\d|C order only'):
+        REFUSED[name]()
+
+
+def test_c_functions_count_their_arguments():
+    from cupy.cuda import cudnn
+
+    with pytest.raises(TypeError, match='takes 0 arguments, not 1'):
+        cudnn.createTensorDescriptor(1)
+    with pytest.raises(TypeError, match='takes 7 arguments, not 1'):
+        cudnn.setTensor4dDescriptor(1)
+
+
+def test_without_a_gpu_there_is_an_error_and_no_crash():
+    code = """
+    import chainer_hybridmem
+    from cupy.cuda import cudnn
+    print(cudnn.getVersion())
+    try:
+        cudnn.create()
+    except cudnn.CuDNNError as error:
+        print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, '-c', textwrap.dedent(code)],
+        capture_output=True, text=True, env={**os.environ, 'EMU_DEVICES': '0'},
+    )  # fmt: skip
+    version, told = done.stdout.splitlines()
+    assert version == '92800'
+    assert 'cudnnCreate ended with CUDNN_STATUS_NOT_INITIALIZED (1001)' in told
 
 
 EMPTY = {

@@ -11,6 +11,7 @@ import types
 
 import numpy
 import pytest
+from support.empty_pools import empty_pools
 
 from chainer_hybridmem.errors import (
     HostFullError,
@@ -202,6 +203,7 @@ def _make_cupy():
 def opened(monkeypatch):
     """The device, its compute stream and what ``reclaim`` shall do."""
     fake, compute = _make_cupy()
+    empty_pools()  # what lies there would be on the stand-in
     monkeypatch.setattr(gpu, 'import_cupy', lambda: fake)
     monkeypatch.setattr(block_pool, 'find_mapper', lambda gpu, limit_bytes: None)
     opened = types.SimpleNamespace(compute=compute, asked=[], give_up=lambda: None)

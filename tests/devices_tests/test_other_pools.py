@@ -7,6 +7,7 @@ import gc
 
 import numpy as np
 import pytest
+from support.empty_pools import empty_pools
 
 from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 
@@ -68,3 +69,20 @@ def test_the_limit_is_about_what_lies_in_other_pools_too(make):
         del pool
     finally:
         cupy.cuda.set_allocator(allocator)
+
+
+@pytest.mark.parametrize('make', [_in_an_earlier_session, _in_the_default_pool])
+def test_nothing_lies_there_once_the_pools_are_empty(make):
+    """Chainer keeps cuDNN's states of dropout where they have been made."""
+    import cupy
+    from chainer.backends import cuda
+
+    if not cuda.cudnn_enabled:
+        pytest.skip('without cuDNN nothing is kept')
+    cupy.clear_memo()  # states are made anew
+    with contextlib.closing(CudaDevice(1 << 30)) as device, device.memory.counting():
+        cuda.get_cudnn_dropout_states()
+    make(1 << 20)
+    empty_pools()
+    with contextlib.closing(CudaDevice(1 << 30)) as device, device.memory.counting():
+        assert device.memory.other_bytes == 0

@@ -12,24 +12,14 @@ from pathlib import Path
 import pytest
 from session_tests.test_data_parallel import find_mpiexec, needs_mpi
 
+from benchmarks.gallery import SMALL, small_options
+
 FOLDER = Path(__file__).parents[2] / 'examples' / 'gallery'
-# What keeps a limit worth having: batch size, width, share of the plain peak.
-TINY = {
-    'image_classification': (4, 4, 0.8),
-    'language_model': (16, 16, 0.9),
-    'seq2seq': (2, 16, 0.9),
-    'gan': (8, 4, 0.9),
-    'vae': (8, 4, 0.8),
-    'unet': (2, 2, 0.9),
-    'transformer': (4, 4, 0.8),
-    'double_backprop': (8, 2, 0.8),
-}
 
 
-def options(name: str, folder: Path) -> list[str]:
-    batchsize, width, share = TINY[name]
-    sizes = ['--batchsize', str(batchsize), '--width', str(width)]
-    return [*sizes, '--share', str(share), '--iterations', '8', '--out', str(folder)]
+def options(name: str, folder: Path, on_gpu: bool = False) -> list[str]:
+    sizes = small_options(name, on_gpu)
+    return [*sizes, '--iterations', '8', '--out', str(folder)]
 
 
 def check(name: str, folder: Path) -> None:
@@ -47,13 +37,22 @@ def own_modules(monkeypatch):
 
 def test_every_example_is_tried():
     files = {path.stem for path in FOLDER.glob('*.py')}
-    assert files == {*TINY, 'comparison', 'data_parallel'}
+    assert files == {*SMALL, 'comparison', 'data_parallel'}
 
 
-@pytest.mark.parametrize('name', TINY)
+@pytest.mark.parametrize('name', SMALL)
 def test_example(name, tmp_path):
     pytest.importorskip('sklearn')
     assert importlib.import_module(name).main(options(name, tmp_path)) == 0
+    check(name, tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize('name', ['vae', 'seq2seq'])
+def test_example_on_a_gpu(name, tmp_path):
+    pytest.importorskip('sklearn')
+    given = [*options(name, tmp_path, on_gpu=True), '--device', 'cuda']
+    assert importlib.import_module(name).main([*given, '--planner', 'swap-all']) == 0
     check(name, tmp_path)
 
 

@@ -137,6 +137,6 @@ def test_on_a_gpu():
     trained = Trained('@cupy:0')
     found = hybridmem.largest_batch(trained.step, LIMIT, trained.model)
     assert trains(found.batchsize, 'hybrid', '@cupy:0')
-    # With cuDNN a session runs what alone is too large here in parts.
-    more = found.batchsize // 4 if chainer.backends.cuda.cudnn_enabled else 1
+    # cuDNN may take larger workspaces for larger batches: room for one is left.
+    more = found.batchsize // 8 if chainer.backends.cuda.cudnn_enabled else 1
     assert not trains(found.batchsize + more, 'hybrid', '@cupy:0')

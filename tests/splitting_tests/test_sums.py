@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from support import networks  # imports chainer_hybridmem before chainer
 
 # isort: split
@@ -9,9 +11,22 @@ import chainer
 import numpy as np
 import pytest
 
-from chainer_hybridmem.training.splitting.splitter import add_in_place
+from chainer_hybridmem.errors import FormatError
+from chainer_hybridmem.forecasting.recording_session import record_step
+from chainer_hybridmem.planning.records.plan import Part
+from chainer_hybridmem.planning.records.profile_file import (
+    check_profile,
+    parse_profile,
+    serialise_profile,
+)
+from chainer_hybridmem.planning.records.splits import (
+    IN_PLACE,
+    in_parts,
+    is_about,
+    part_of,
+)
+from chainer_hybridmem.training.splitting.splitter import SUM, add_in_place
 
-del networks
 RNG = np.random.RandomState(0)
 
 
@@ -94,3 +109,89 @@ def test_other_shapes_and_numbers_of_gradients_are_left_alone():
     assert not add_in_place([chainer.Variable(np.array(one)) for _ in range(2)])
     mixed = [chainer.Variable(dense()), chainer.Variable(dense().astype('d'))]
     assert not add_in_place(mixed)
+
+
+# -- what a profile knows of it -------------------------------------------------------
+class Residual(networks.Ends):
+    """Two branches whose gradients are added up."""
+
+    def forward(self, x, t):
+        h = self.conv(x)
+        h = chainer.functions.sigmoid(h) + chainer.functions.tanh(h)
+        return chainer.functions.softmax_cross_entropy(self.last(h), t)
+
+
+@pytest.fixture(scope='module')
+def profile():
+    np.random.seed(0)
+    model = Residual()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    x, t = networks.batches(1)[0]
+    (recorded,) = record_step(
+        lambda number: optimizer.update(model, x, t), model, len(x), parts=True
+    )
+    return recorded.profile
+
+
+def sums(profile):
+    return [split for split in profile.splits if split.cut == IN_PLACE]
+
+
+def test_a_profile_knows_what_may_be_added_in_place(profile):
+    (split,) = sums(profile)
+    total, gradient = (
+        profile.storages[split.first],
+        profile.storages[split.temporaries[0]],
+    )
+    assert part_of(split) == Part(
+        split.operation, split.function, SUM, IN_PLACE, 1, True
+    )
+    assert split.peak_bytes == 0
+    assert total.nbytes == gradient.nbytes == 8 * 8 * 24 * 24 * 4
+    assert gradient.freed_at == total.allocated_at + 1
+    assert sums(parse_profile(serialise_profile(profile))) == [split]
+
+
+def loads(profile):
+    """Bytes after each event."""
+    signs = np.sign(profile.events)
+    sizes = [profile.storages[abs(event) - 1].nbytes for event in profile.events]
+    return profile.initial_bytes + np.cumsum(signs * sizes)
+
+
+def test_a_sum_in_place_needs_a_gradient_less(profile):
+    (split,) = sums(profile)
+    total = profile.storages[split.first]
+    in_place = in_parts(profile, (part_of(split),))
+    check_profile(in_place)
+    less = loads(profile) - loads(in_place)
+    born = total.allocated_at
+    assert less[born] == 2 * total.nbytes  # a gradient is gone, the sum is not there
+    assert less.sum() == less[born]
+    moments = range(born - 1, born + 2)
+    assert [is_about(profile, split, moment) for moment in moments] == [0, 1, 0]
+    assert in_parts(in_place, (part_of(split),)) == in_place
+
+
+def test_a_sum_of_which_nothing_dies_is_refused(profile):
+    (split,) = sums(profile)
+    other = next(s.id for s in profile.storages if s.freed_at < 0)
+    broken = dataclasses.replace(split, temporaries=(other,))
+    with pytest.raises(FormatError, match='is a sum that replaces it'):
+        check_profile(dataclasses.replace(profile, splits=(broken,)))
+
+
+def test_a_sum_where_a_gradient_lies_takes_no_other_array(monkeypatch):
+    """CuPy copies an input that shares memory with the output and is not it."""
+    gradients = [chainer.Variable(dense()), chainer.Variable(dense())]
+    expected = (gradients[0].array + gradients[1].array).tobytes()
+    given = []
+
+    def add(first, second, out, plain=np.add):
+        given.append(first is out)
+        return plain(first, second, out=out)
+
+    monkeypatch.setattr(np, 'add', add)
+    assert add_in_place(gradients)
+    assert given == [True]
+    assert gradients[0].array.tobytes() == expected

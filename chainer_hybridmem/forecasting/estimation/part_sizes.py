@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chainer_hybridmem.planning.records.profile import Profile, Split
+from chainer_hybridmem.planning.records.splits import IN_PLACE
 
 _Group = tuple[int, int, str, str, bool]  # operation, function, class, cut, exact
 _Point = tuple[int, int, int]  # B, r, peak in bytes
@@ -35,6 +36,7 @@ TESTED_SIZES = 3  # of parts: with two, a step between them looks like a slope
 NEAR = 0.01  # of the load
 CHANNELS = 'channels'
 WINDOWS = 'windows'
+BY_NUMBER = CHANNELS, IN_PLACE  # what depends on the number of parts, not their size
 
 
 class _Range(NamedTuple):
@@ -71,10 +73,10 @@ class PartSizes:
         samples = [_grouped(profile.splits) for profile in (small, large)]
         self._points: dict[_Group, list[_Points]] = {
             group: [
-                (b, split.parts if group[3] == CHANNELS else b // split.parts, stages)
+                (b, split.parts if group[3] in BY_NUMBER else b // split.parts, stages)
                 for b, sample in zip(batchsizes, samples, strict=True)
                 for split in sample.get(group, ())
-                if group[3] == CHANNELS or b % split.parts == 0
+                if group[3] in BY_NUMBER or b % split.parts == 0
                 for stages in [split.stages or (split.peak_bytes,)]
             ]
             for group in samples[1]
@@ -103,7 +105,7 @@ class PartSizes:
 
     def _numbers(self, group: _Group, batchsize: int) -> Iterator[tuple[int, int]]:
         """Numbers of parts that a session tries, and r; of channels the number."""
-        if group[3] == CHANNELS:
+        if group[3] in BY_NUMBER:
             yield from ((found.first, found.first) for found in self._ranges[group])
         elif group[3] == WINDOWS:
             if batchsize > 1:
@@ -127,7 +129,7 @@ def _grouped(splits: Sequence[Split]) -> dict[_Group, list[Split]]:
 def _find_ranges(cut: str, points: Sequence[_Points]) -> Iterator[_Range]:
     if len({len(stages) for _, _, stages in points}) != 1:
         return
-    if cut in (CHANNELS, WINDOWS):  # a line for each r
+    if cut in (*BY_NUMBER, WINDOWS):  # a line for each r
         for r in sorted({r for _, r, _ in points}):
             formulas = _fit_stages([p for p in points if p[1] == r], _line)
             if formulas is not None:

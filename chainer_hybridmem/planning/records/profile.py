@@ -234,11 +234,13 @@ class Split:
         operation (int): The operation.
         function (int): Which of its functions that have a rule.
         name (str): The function's class.
-        cut (str): What is cut, such as ``'batch'``.
+        cut (str): What is cut, such as ``'batch'``; ``'in place'`` for a sum of two
+            gradients that takes the memory of one of them.
         parts (int): Into how many.
         exact (bool): Whether every bit is as if it were not cut.
         first (int): The first storage that the function allocates.
-        temporaries (tuple of int): Storages that live only while it runs as a whole.
+        temporaries (tuple of int): Storages that live only while it runs as a whole;
+            of a sum, the gradient that is freed right after it.
         peak_bytes (int): Highest load in parts above the function's first moment,
             what it leaves behind included.
         stages (tuple of int): That of each stage, of which a function has as many with

@@ -20,6 +20,7 @@ from chainer_hybridmem.planning.records.profile import (
     Split,
     Storage,
 )
+from chainer_hybridmem.planning.records.splits import IN_PLACE
 
 FORMAT = 'chainer_hybridmem/profile'
 VERSION = 1
@@ -247,11 +248,15 @@ def _check_splits(profile: Profile) -> None:
     for split in profile.splits:
         made = (split.first, *split.temporaries)
         possible = 0 <= split.operation < n_ops and split.function >= 0
-        possible = possible and split.parts > 1 and bool(split.temporaries)
+        possible = possible and bool(split.temporaries)
+        possible = possible and split.parts > (0 if split.cut == IN_PLACE else 1)
         possible = possible and 0 <= split.peak_bytes < files.LARGEST_SIZE
         if not possible or not all(0 <= s < n_storages for s in made):
             raise _broken(f'{split} is out of range')
         begin, end = profile.span_of(split.operation)
+        if split.cut == IN_PLACE:
+            _check_sum(profile, split, range(begin, end))
+            continue
         for s in made:
             storage = profile.storages[s]
             gone = s not in split.temporaries or begin <= storage.freed_at < end
@@ -260,6 +265,18 @@ def _check_splits(profile: Profile) -> None:
                     f'storage {s} lives from event {storage.allocated_at} to '
                     f'{storage.freed_at}, but {split} is about events {begin} to {end}',
                 )
+
+
+def _check_sum(profile: Profile, split: Split, events: range) -> None:
+    """See [sums in place] in :mod:`.splits`."""
+    total, gradient = (profile.storages[s] for s in (split.first, split.temporaries[0]))
+    born, gone = total.allocated_at, gradient.freed_at
+    beside = abs(born - gone) == 1 and {born, gone} <= set(events)
+    if not beside or gradient.allocated_at > min(born, gone):
+        raise _broken(
+            f'storage {total.id} is there at event {born} and storage {gradient.id} is '
+            f'gone at event {gone}, but {split} is a sum that replaces it'
+        )
 
 
 def _check_functions_in_parts(profile: Profile) -> None:

@@ -3,6 +3,10 @@
 The recording has tried what functions need in parts (:class:`.profile.Split`); a plan
 names those that it takes so (:class:`.plan.Part`). Here sizes of temporaries change
 and nothing else: events, storages and operations keep their numbers.
+
+Note: [sums in place]
+    A sum of two gradients may take the place of one of them. Then that one is freed
+    just before the sum is there instead of just after it: two events change places.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from chainer_hybridmem.planning.records.profile import (
 
 Splitting = bool | str
 EXACT = 'exact'
+IN_PLACE = 'in place'  # what is cut of a sum: nothing
 
 
 def check_splitting(splitting: Splitting) -> Splitting:
@@ -63,7 +68,7 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
     if not parts:
         return profile
     known = {part_of(split): split for split in profile.splits}
-    storages = list(profile.storages)
+    storages, events = list(profile.storages), list(profile.events)
     peaks: dict[int, int] = {}  # of forward functions
     for part in parts:
         split = known.get(part)
@@ -73,6 +78,9 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
                 f'{part.parts} parts along {part.cut}, of which the profile knows '
                 'nothing; record or plan again.'
             )
+        if split.cut == IN_PLACE:
+            _replace(split, storages, events)
+            continue
         for index, nbytes in _sizes(profile, split).items():
             storages[index] = dataclasses.replace(storages[index], nbytes=nbytes)
         if split.operation < profile.first_backward:
@@ -87,6 +95,7 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
         for recipe in profile.recipes
     )
     cut = {part.operation for part in parts}
+    profile = dataclasses.replace(profile, events=tuple(events))
     operations = tuple(
         _with_workspace(profile, storages, op) if op.index in cut else op
         for op in profile.operations
@@ -99,6 +108,25 @@ def in_parts(profile: Profile, parts: tuple[Part, ...]) -> Profile:
         recipes=recipes,
         functions_in_parts=tuple(sorted({*profile.functions_in_parts, *places})),
     )
+
+
+def is_about(profile: Profile, split: Split, moment: int) -> bool:
+    """Whether parts lower the load after an event."""
+    lives = [profile.storages[s] for s in split.temporaries]
+    if split.cut == IN_PLACE:
+        return profile.storages[split.first].allocated_at <= moment < lives[0].freed_at
+    return any(s.allocated_at <= moment < s.freed_at for s in lives)
+
+
+def _replace(split: Split, storages: list[Storage], events: list[int]) -> None:
+    """See [sums in place]."""
+    total, gradient = storages[split.first], storages[split.temporaries[0]]
+    born, gone = total.allocated_at, gradient.freed_at
+    if gone < born:
+        return  # it has been so already
+    events[born], events[gone] = events[gone], events[born]
+    storages[total.id] = dataclasses.replace(total, allocated_at=gone)
+    storages[gradient.id] = dataclasses.replace(gradient, freed_at=born)
 
 
 def _sizes(profile: Profile, split: Split) -> dict[int, int]:

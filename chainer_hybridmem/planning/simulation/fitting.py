@@ -6,7 +6,7 @@ import numpy as np
 
 from chainer_hybridmem.planning.records.plan import Part
 from chainer_hybridmem.planning.records.profile import Profile, Split
-from chainer_hybridmem.planning.records.splits import in_parts, part_of
+from chainer_hybridmem.planning.records.splits import in_parts, is_about, part_of
 from chainer_hybridmem.planning.simulation.in_core import fixed_load
 from chainer_hybridmem.planning.simulation.problem import Problem, with_parts
 from chainer_hybridmem.planning.simulation.work import RECOMPUTE, SWAP
@@ -83,8 +83,7 @@ def _running(
     for (k, index), left in ways.items():
         if k != operation or not left:
             continue
-        lives = [profile.storages[s] for s in left[0].temporaries]
-        if any(s.allocated_at <= moment < s.freed_at for s in lives):
+        if is_about(profile, left[0], moment):
             return k, index
     return None
 

@@ -21,6 +21,8 @@ from chainer_hybridmem.training.cudnn.descriptors import (
     ONE,
     ZERO,
     Descriptor,
+    check_arrays,
+    check_axes,
     contiguous,
     filters,
     get_data_type,
@@ -44,7 +46,13 @@ def get_max_workspace_size() -> int:
 
 
 def set_max_workspace_size(size: int) -> None:
-    """Sets the bytes that one convolution may take for a while."""
+    """Sets the bytes that one convolution may take for a while.
+
+    Raises:
+        ValueError: If there are fewer than none.
+    """
+    if size < 0:
+        raise ValueError(f'the size of a workspace is {size}; 0 bytes or more')
     global _most_workspace_bytes
     _most_workspace_bytes = size
 
@@ -189,8 +197,9 @@ def _run(
     if not (first.size and second.size):  # a sum of nothing
         output.fill(0)
         return
-    if {first.data.device_id, second.data.device_id} != {output.data.device_id}:
-        raise ValueError('the arrays of a convolution lie on several GPUs')
+    check_arrays(output, first, second)
+    if not output.flags.c_contiguous:
+        raise ValueError('a convolution writes into arrays in C order only')
     if tensor_core not in _TENSOR_CORES:
         raise ValueError(
             f'tensor_core is {tensor_core!r}; it is one of "auto", "always", "never"'
@@ -306,6 +315,7 @@ def _new_descriptor(
     math: int,
     mode: int = c.CUDNN_CROSS_CORRELATION,
 ) -> Descriptor:
+    check_axes(pad=pad, stride=stride, dilation=dilation)
     result = make('Convolution')
     f['setConvolutionNdDescriptor'](
         result.value, len(pad), ints(pad), ints(stride), ints(dilation), mode,
@@ -338,7 +348,8 @@ def _measure(asked: _Asked, first: Any, second: Any, output: Any) -> None:
         convolution.value, descriptors[2], output.data.ptr, len(found), found,
         workspace.ptr, asked.workspace_bytes,
     )  # fmt: skip
-    _measured[asked] = _choose(asked, found[:count])
+    # Of two threads that measure, both take what the first one has chosen.
+    _measured.setdefault(asked, _choose(asked, found[:count]))
 
 
 def _choose(asked: _Asked, found: list[_Performance]) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -30,24 +31,28 @@ ZERO = {code: ctypes.addressof(_ZEROS[code.replace('e', 'f')]) for code in _TYPE
 
 
 class Descriptor:
-    """Something of cuDNN's, destroyed with this.
+    """Something of cuDNN's, destroyed with this; not by a forked child.
 
     Args:
         descriptor (int): Its address.
         destroyer: Destroys it.
     """
 
-    __slots__ = ('__weakref__', 'destroy', 'value')
+    __slots__ = ('__weakref__', '_process', 'destroy', 'value')
 
     def __init__(
         self, descriptor: int, destroyer: Callable[[int], None] | None
     ) -> None:
         self.value = descriptor
         self.destroy = destroyer
+        self._process = os.getpid()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         value, self.value = self.value, 0
-        if value and self.destroy is not None and not is_finalizing():
+        if not value or self.destroy is None or is_finalizing():
+            return
+        # A fork drops what is of other threads, and CUDA has no place in the child.
+        if self._process == os.getpid():
             self.destroy(value)
 
 
@@ -96,6 +101,48 @@ def contiguous(array: Any) -> Any:
     import cupy
 
     return cupy.ascontiguousarray(array)
+
+
+def check_arrays(first: Any, *others: Any) -> None:
+    """Refuses arrays that a function of cuDNN would read as what they are not.
+
+    Raises:
+        ValueError: If their types differ, or they do not lie on one GPU.
+    """
+    place = first.dtype, getattr(first.data, 'device_id', None)
+    for array in others:
+        other = array.dtype, getattr(array.data, 'device_id', None)
+        if other != place or other[1] is None:
+            raise ValueError(
+                f'cuDNN takes arrays of one type on one GPU, not {first.dtype} '
+                f'{first.shape} on {place[1]} and {array.dtype} {array.shape} on '
+                f'{other[1]}'
+            )
+
+
+def check_shapes(first: Any, *others: Any) -> None:
+    """Refuses arrays that are not alike.
+
+    Raises:
+        ValueError: If types, GPUs or shapes differ.
+    """
+    check_arrays(first, *others)
+    shape = first.shape
+    for array in others:
+        if array.shape != shape:
+            shapes = ', '.join(str(each.shape) for each in (first, *others))
+            raise ValueError(f'cuDNN takes arrays of one shape here, not {shapes}')
+
+
+def check_axes(**given: Sequence[int]) -> None:
+    """Refuses padding, strides and so on of different numbers of axes.
+
+    Raises:
+        ValueError: With all of them.
+    """
+    if len({len(values) for values in given.values()}) > 1:
+        told = ', '.join(f'{name} {tuple(values)}' for name, values in given.items())
+        raise ValueError(f'these are for different numbers of axes: {told}')
 
 
 def make(name: str) -> Descriptor:
@@ -171,6 +218,7 @@ def pooling(
     mode: int, ksize: tuple[int, ...], stride: tuple[int, ...], pad: tuple[int, ...]
 ) -> Descriptor:
     """Describes a pooling."""
+    check_axes(ksize=ksize, stride=stride, pad=pad)
     result = make('Pooling')
     f['setPoolingNdDescriptor'](
         result.value, mode, c.CUDNN_NOT_PROPAGATE_NAN, len(ksize), ints(ksize),
@@ -192,7 +240,7 @@ def activation(mode: int, coefficient: float) -> Descriptor:
 # -- by CuPy's names -----------------------------------------------------------------
 def create_tensor_descriptor(arr: Any, format: int = c.CUDNN_TENSOR_NCHW) -> Descriptor:
     """Describes an array in C order."""
-    _check_order(arr)
+    _check_array(arr)
     return images(get_data_type(arr.dtype), arr.shape, format)
 
 
@@ -200,7 +248,7 @@ def create_tensor_nd_descriptor(arr: Any) -> Descriptor:
     """Describes an array in C order; an empty one by NULL."""
     if arr.size == 0:
         return Descriptor(0, None)
-    _check_order(arr)
+    _check_array(arr)
     return tensor(get_data_type(arr.dtype), arr.shape)
 
 
@@ -211,7 +259,7 @@ def create_uninitialized_tensor_descriptor() -> Descriptor:
 
 def create_filter_descriptor(arr: Any, format: int = c.CUDNN_TENSOR_NCHW) -> Descriptor:
     """Describes the weights of a convolution."""
-    _check_order(arr)
+    _check_array(arr)
     return filters(get_data_type(arr.dtype), arr.shape, format)
 
 
@@ -242,6 +290,8 @@ def create_spatial_transformer_descriptor(
     return result
 
 
-def _check_order(array: Any) -> None:
+def _check_array(array: Any) -> None:
+    if not array.size:
+        raise ValueError(f'cuDNN takes no array without elements: {array.shape}')
     if not array.flags.c_contiguous:
         raise ValueError('cuDNN is given arrays in C order only: use ascontiguousarray')

@@ -194,6 +194,11 @@ def _bind(name: str) -> Callable[..., Any]:
         return found
 
     def call(*args: Any) -> None:
+        if len(args) != len(signature):  # C ignores one too many
+            raise TypeError(
+                f'cudnn{name} takes {len(signature) - len(returned)} arguments, not '
+                f'{len(args) - len(returned)}'
+            )
         if handle >= 0:
             _follow_stream(args[handle])
         status = (function or find())(*args)

@@ -11,6 +11,8 @@ from chainer_hybridmem.training.cudnn.descriptors import (
     ZERO,
     Descriptor,
     activation,
+    check_arrays,
+    check_shapes,
     contiguous,
     flattened,
     get_data_type,
@@ -41,6 +43,7 @@ def activation_forward(x: Any, mode: int, coef: float = 0.0) -> Any:
 
 def activation_backward(x: Any, y: Any, gy: Any, mode: int, coef: float = 0.0) -> Any:
     """The gradient of an activation's input, an array like ``x``."""
+    check_shapes(x, y, gy)
     x, y, gy = contiguous(x), contiguous(y), contiguous(gy)
     gx = _like(x)
     if x.size:
@@ -72,6 +75,7 @@ def softmax_forward(x: Any, axis: int, algorithm: int) -> Any:
 
 def softmax_backward(y: Any, gy: Any, axis: int, algorithm: int) -> Any:
     """The gradient of a softmax's input, an array like ``y``."""
+    check_shapes(y, gy)
     y, gy = contiguous(y), contiguous(gy)
     gx = _like(y)
     if y.size:
@@ -102,6 +106,7 @@ def pooling_forward(
     """
     if not y.flags.c_contiguous:
         raise ValueError('pooling_forward writes into arrays in C order only')
+    check_arrays(y, x)
     if y.size:
         x = contiguous(x)
         code, kind = x.dtype.char, get_data_type(x.dtype)
@@ -123,6 +128,8 @@ def pooling_backward(
     mode: int,
 ) -> Any:
     """The gradient of a pooling's input, an array like ``x``."""
+    check_shapes(y, gy)
+    check_arrays(y, x)
     x, y, gy = contiguous(x), contiguous(y), contiguous(gy)
     gx = _like(x)
     if y.size:

@@ -68,7 +68,7 @@ def find() -> ctypes.CDLL | str:
             _check_parts(path)
             library = ctypes.CDLL(path)
         except OSError as error:
-            if os.path.exists(path):
+            if path != NAME or 'No such file' not in str(error):
                 problems.append(str(error))
             continue
         other = _made_for(library)
@@ -128,7 +128,9 @@ def _candidates() -> Iterator[tuple[str, list[int]]]:
             yield path, sorted(int(match[1]) for match in found)
     yield NAME, []
     for root in _folders('torch'):
-        yield os.path.join(root, 'lib', NAME), []
+        path = os.path.join(root, 'lib', NAME)
+        if os.path.exists(path):
+            yield path, []
 
 
 def _folders(package: str) -> list[str]:

@@ -16,6 +16,7 @@ from chainer_hybridmem.training.cudnn.descriptors import (
     ONE,
     ZERO,
     Descriptor,
+    check_shapes,
     contiguous,
     get_data_type,
     get_handle,
@@ -71,13 +72,16 @@ def batch_normalization_forward_training_ex(
         is None, the mean and the inverse of the standard deviation.
 
     Raises:
-        ValueError: If one of ``mean`` and ``inv_std`` is None, or the batch is empty.
+        ValueError: If one of ``mean`` and ``inv_std`` is None, the batch is empty, or
+            parameters are not of its channels.
     """
     import cupy
 
     if (mean is None) != (inv_std is None):
         raise ValueError('mean and inv_std are both given, or none of them')
     _check_batch(x)
+    channels = _count_channels(x, is_for_conv2d, d_layout)
+    _check_sizes(channels, gamma, beta, running_mean, running_var)
     x = contiguous(x)
     shapes = _find(x, is_for_conv2d, cudnn_mode, d_layout)
     dtype = _parameter_type(x)
@@ -124,6 +128,7 @@ def batch_normalization_forward_inference(
     y = cupy.ndarray(x.shape, x.dtype)
     if not x.size:
         return y
+    _check_sizes(_count_channels(x, is_for_conv2d, d_layout), gamma, beta, mean, var)
     shapes = _find(x, is_for_conv2d, cudnn_mode, d_layout)
     parameters = [
         _converted(array, _parameter_type(x)) for array in (gamma, beta, mean, var)
@@ -159,6 +164,8 @@ def batch_normalization_backward(
     import cupy
 
     _check_batch(x)
+    check_shapes(x, gy)
+    _check_sizes(_count_channels(x, is_for_conv2d, d_layout), gamma, mean, inv_std)
     x, gy = contiguous(x), contiguous(gy)
     shapes = _find(x, is_for_conv2d, cudnn_mode, d_layout)
     dtype, given = _parameter_type(x), gamma.dtype
@@ -185,20 +192,36 @@ def batch_normalization_backward(
 
 def _find(x: Any, is_for_conv2d: bool, mode: int, layout: int) -> _Shapes:
     kind = get_data_type(x.dtype)
+    device = x.data.device_id
     if is_for_conv2d:
-        return _describe(get_handle(), kind, x.shape, mode, layout)
-    rows = x.shape[-1] if x.ndim else 1
-    return _describe(get_handle(), kind, (x.size // rows, rows, 1, 1), mode, 0)
+        return _describe(device, kind, x.shape, mode, layout)
+    rows = _count_channels(x, is_for_conv2d, layout)
+    return _describe(device, kind, (x.size // rows, rows, 1, 1), mode, 0)
+
+
+def _count_channels(x: Any, is_for_conv2d: bool, layout: int) -> int:
+    first = is_for_conv2d and layout == c.CUDNN_TENSOR_NCHW
+    return int(x.shape[1 if first else -1])
+
+
+def _check_sizes(channels: int, *parameters: Any) -> None:
+    if any(array.size != channels for array in parameters):
+        sizes = ', '.join(str(array.size) for array in parameters)
+        raise ValueError(
+            f'a batch normalization of {channels} channels is given parameters of '
+            f'{sizes} numbers'
+        )
 
 
 @functools.lru_cache(4096)
 def _describe(
-    handle: int, kind: int, shape: tuple[int, ...], mode: int, layout: int
+    device: int, kind: int, shape: tuple[int, ...], mode: int, layout: int
 ) -> _Shapes:
+    del device  # sizes are those of the current one
     x = images(kind, shape, layout) if len(shape) == 4 else tensor(kind, shape)
     parameters = make('Tensor')
     f['deriveBNTensorDescriptor'](parameters.value, x.value, mode)
-    beginning = (handle, mode, c.CUDNN_BATCHNORM_OPS_BN)
+    beginning = (get_handle(), mode, c.CUDNN_BATCHNORM_OPS_BN)
     data = x.value
     return _Shapes(
         x,

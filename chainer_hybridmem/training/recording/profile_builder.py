@@ -23,6 +23,7 @@ from chainer_hybridmem.planning.records.profile import (
     Split,
     Storage,
 )
+from chainer_hybridmem.planning.records.splits import IN_PLACE
 from chainer_hybridmem.training.recording.steps import (
     IN_GRAPH,
     OF_ATTRIBUTE,
@@ -238,8 +239,22 @@ class ProfileBuilder:
             passing = tuple(storage for storage in made if storage in freed)
             peak, _ = measure_load(self._list_changes(events))
             for split in span.splits:
-                if split.peak_bytes < peak:
+                if split.cut == IN_PLACE:
+                    yield from self._complete_sum(split, made)
+                elif split.peak_bytes < peak:
                     yield dataclasses.replace(split, first=made[0], temporaries=passing)
+
+    def _complete_sum(self, split: Split, made: Sequence[int]) -> Iterator[Split]:
+        """With the gradient that is freed right after; see [sums in place]."""
+        events, storages = self._numbered.events, self._storages
+        total = max((storages[i] for i in made), key=lambda storage: storage.nbytes)
+        after = total.allocated_at + 1
+        if after == len(events) or after in self._numbered.firsts or events[after] > 0:
+            return
+        freed = storages[-events[after] - 1]
+        if freed.nbytes == total.nbytes:
+            temporaries = (freed.id,)
+            yield dataclasses.replace(split, first=total.id, temporaries=temporaries)
 
 
 # -- recipes ------------------------------------------------------------------

@@ -28,14 +28,19 @@ from typing import Any, Protocol
 import chainer
 
 from chainer_hybridmem.planning.records.profile import Split
-from chainer_hybridmem.planning.records.splits import EXACT, Splitting, check_splitting
+from chainer_hybridmem.planning.records.splits import (
+    EXACT,
+    IN_PLACE,
+    Splitting,
+    check_splitting,
+)
 from chainer_hybridmem.training.chainer_access import graph, own_code, replaced
 from chainer_hybridmem.training.devices.protocol import Array, Device
 from chainer_hybridmem.training.splitting import rules
 from chainer_hybridmem.training.splitting.rules import Way
 
 __all__ = ['EXACT', 'Splitter', 'Splitting', 'check_splitting']
-IN_PLACE = Way('in place', 1, True)
+SUM_IN_PLACE = Way(IN_PLACE, 1, True)
 SUM = 'sum of gradients'
 Place = tuple[int, int, str]  # operation, which of its functions, class
 Alike = tuple[Any, ...]  # functions that need the same memory
@@ -309,20 +314,26 @@ class Splitter:
         self.place = k, index + 1
         place = k, index, SUM
         if place in self.known and add_in_place(gradients):
-            self._remember(place, IN_PLACE, new=False)
+            self._remember(place, SUM_IN_PLACE, new=False)
             return gradients[0]
-        memory = self.memory
+        memory, trials = self.memory, self.trials
+        if trials is not None:
+            trials.begin_sum(gradients)
         former, memory.trying = memory.trying, True
         try:
-            return replaced.chainers_sum(gradients)
+            total = replaced.chainers_sum(gradients)
         except MemoryError:  # its frames hold the gradients until here
             if memory.reclaim_error is not None:
                 raise
+        else:
+            if trials is not None and k >= 0:
+                trials.end_sum(place)
+            return total
         finally:
             memory.trying = former
         if not add_in_place(gradients):
             return replaced.chainers_sum(gradients)  # in earnest
-        self._remember(place, IN_PLACE, new=True)
+        self._remember(place, SUM_IN_PLACE, new=True)
         return gradients[0]
 
     def _run(
@@ -468,26 +479,43 @@ def add_in_place(gradients: list[Any]) -> bool:
     Returns:
         bool: Whether they were added.
     """
-    if len(gradients) != 2:
+    found = _find_place(gradients)
+    if found is None:
         return False
+    index, total, axis = found
+    target, other = gradients[index].array, gradients[1 - index].array
+    if _has_place_of(total, target):
+        # CuPy copies what is not the output itself, and may share memory with it.
+        chainer.backend.get_array_module(total).add(target, other, out=target)
+    else:
+        for i in range(total.shape[axis]):  # ahead of what is still to be read
+            part = (slice(None),) * axis + (i,)
+            total[part] = target[part] + other[part]
+    needed = any(variable.requires_grad for variable in gradients)
+    gradients[:] = [chainer.Variable(total, requires_grad=needed)]
+    return True
+
+
+def _find_place(gradients: list[Any]) -> tuple[int, Array, int] | None:
+    """Which gradient the sum may replace, the sum's array, and its outermost axis."""
+    if len(gradients) != 2:
+        return None
     first, second = (variable.array for variable in gradients)
     if first.shape != second.shape or first.dtype != second.dtype or not first.ndim:
-        return False
+        return None
     order = _order_of_sum(first, second)
     del first, second
     for index in (0, 1):
         total = _place(gradients, index, order)
-        if total is None:
-            continue
-        target, other = gradients[index].array, gradients[1 - index].array
-        axis = order[0]
-        for i in range(total.shape[axis]):  # ahead of what is still to be read
-            part = (slice(None),) * axis + (i,)
-            total[part] = target[part] + other[part]
-        needed = any(variable.requires_grad for variable in gradients)
-        gradients[:] = [chainer.Variable(total, requires_grad=needed)]
-        return True
-    return False
+        if total is not None:
+            return index, total, order[0]
+    return None
+
+
+def _has_place_of(total: Array, target: Array) -> bool:
+    """Whether every element of the sum lies where that of the gradient does."""
+    places = zip(total.shape, total.strides, target.strides, strict=True)
+    return all(size < 2 or stride == other for size, stride, other in places)
 
 
 def _order_of_sum(first: Array, second: Array) -> list[int]:
@@ -580,6 +608,33 @@ class Trials:
         self._loads: list[tuple[Way, int, int, tuple[int, ...]]] = []
         self._first_event = 0
         self._load_bytes = 0
+        self._replaces = False  # whether a sum may
+
+    def begin_sum(self, gradients: list[Any]) -> None:
+        """Gradients are about to be added up.
+
+        Only what needs no memory at all in the place of one of them is told.
+        """
+        self._recording.enter()
+        found = _find_place(gradients)
+        self._replaces = False
+        if found is not None:
+            target = gradients[found[0]].array
+            owner = target if target.base is None else target.base
+            alike = owner.nbytes == target.nbytes
+            self._replaces = alike and _has_place_of(found[1], target)
+        self._recording.leave()
+        self._first_event = self._device.memory.event_count
+
+    def end_sum(self, place: Place) -> None:
+        """They have been added up into another array."""
+        if not self._replaces:
+            return
+        way = SUM_IN_PLACE
+        split = Split(*place, way.cut, way.parts, way.exact, 0, (), 0)
+        self._recording.note_split_trial(
+            self._first_event, self._device.memory.event_count, [split]
+        )
 
     def begin(
         self,
