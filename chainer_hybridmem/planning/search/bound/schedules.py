@@ -30,6 +30,10 @@ import numpy as np
 from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.search.bound.relaxation import ROUNDING
+from chainer_hybridmem.planning.search.bound.reversal import (
+    graph_of_schedules,
+    seconds_of_passes,
+)
 from chainer_hybridmem.planning.search.bound.whole import TRUST
 from chainer_hybridmem.planning.simulation.in_core import fixed_load
 from chainer_hybridmem.planning.simulation.problem import Problem
@@ -59,6 +63,9 @@ def bound_of_schedules(
     seconds = program.solve()
     while program.add_gradients(-ROUNDING * seconds):
         seconds = max(seconds, program.solve())
+    passes = seconds_of_passes(graph_of_schedules(problem.profile, limit_bytes))
+    if math.isfinite(passes):  # else no schedule fits
+        seconds = max(seconds, (problem.compute_seconds + passes) * (1 - ROUNDING))
     if time_budget > 0 and seconds < best_seconds < math.inf:
         program.add_gradients(best_seconds - seconds)
         seconds = max(seconds, program.solve_whole(best_seconds, time_budget))
