@@ -13,12 +13,17 @@ from support.toys import MIB
 from chainer_hybridmem.lab.contest import chains
 from chainer_hybridmem.planning.planners import make_plan
 from chainer_hybridmem.planning.records.profile import Link
-from chainer_hybridmem.planning.search.bound import bound_of_schedules, lower_bound
+from chainer_hybridmem.planning.search.bound import (
+    bound_of_schedules,
+    find_passes,
+    lower_bound,
+)
 from chainer_hybridmem.planning.search.bound.reversal import (
     graph_of_plans,
     graph_of_schedules,
     seconds_of_passes,
 )
+from chainer_hybridmem.planning.search.candidates import PASSED, Search
 from chainer_hybridmem.planning.simulation import make_problem
 
 
@@ -84,6 +89,26 @@ def test_the_bound_of_a_chain_is_its_optimum(seed: int) -> None:
     ):
         seconds = problem.compute_seconds + seconds_of_passes(graph)
         assert seconds == pytest.approx(optimum, rel=1e-12)
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_a_plan_reverses_a_chain_with_fewest_runs(seed: int) -> None:
+    """What is made again stays of the pass in which the optimum has it stay."""
+    chain = chains.draw_chain(seed)
+    limit, optimum = chains.limit_of(chain), chains.fastest_seconds(chain)
+    problem = make_problem(chains.make_profile(chain))
+    found = Search(problem, limit).evaluate(find_passes(problem, limit))
+    assert found.seconds == pytest.approx(optimum, rel=1e-12)
+
+
+def test_hybrid_reverses_a_chain_with_fewest_runs() -> None:
+    """It asks for passes where nothing is swapped, and knows that it is through."""
+    chain = chains.Chain(steps=90, slots=3)
+    profile, limit = chains.make_profile(chain), chains.limit_of(chain)
+    assert find_passes(make_problem(profile), limit).max() > PASSED
+    plan = make_plan(profile, limit, 'hybrid', steps=2000)
+    assert plan.predicted_seconds == pytest.approx(chains.fastest_seconds(chain))
+    assert plan.gap < 1e-8
 
 
 def test_bounds_know_of_passes() -> None:

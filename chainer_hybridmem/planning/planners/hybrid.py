@@ -64,6 +64,7 @@ from chainer_hybridmem.planning.search.bound import (
     Bound,
     WholeRelaxation,
     bound_of_parts,
+    find_passes,
     lower_bound,
     tighten,
     warm_up,
@@ -268,6 +269,10 @@ def _ask_whole(
     search, floor = annealer.search, bound.seconds
     starts: list[Candidate] = []
     if bound.swapped.any() or best.seconds <= floor * (1 + 2 * TRUST):
+        return best, bound, starts
+    passes = search.evaluate(find_passes(search.problem, search.limit_bytes))
+    best = min(best, passes, key=lambda c: c.seconds)
+    if best.seconds <= floor * (1 + 2 * TRUST):
         return best, bound, starts
     whole = WholeRelaxation(search.problem, search.limit_bytes)
     tighten(whole.relaxation)

@@ -28,18 +28,25 @@ from chainer_hybridmem.planning.simulation.problem import (
     decided_by,
     make_problem,
 )
-from chainer_hybridmem.planning.simulation.work import KEEP, RUN, STAY, Work, make_work
+from chainer_hybridmem.planning.simulation.work import (
+    KEEP,
+    RECOMPUTE,
+    RUN,
+    STAY,
+    Work,
+    make_work,
+)
 
 
 def plan_from_positions(
     problem: Problem, action: np.ndarray, positions: Work
 ) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...], tuple[Source, ...]]:
     """The kernel's flat arrays as plan entries; sources that no replay reads go."""
-    actions = (Action.KEEP, Action.SWAP, *3 * (Action.RECOMPUTE,))
+    actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
     maps = tuple(
         MapPlan(
             storage=storage.id,
-            action=actions[action[m]],
+            action=actions[min(action[m], RECOMPUTE)],
             swap_out_before=int(positions.swap_out[m]),
             release_before=int(positions.release[m]),
             swap_in_before=int(positions.swap_in[m]),

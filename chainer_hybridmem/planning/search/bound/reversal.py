@@ -26,6 +26,7 @@ from chainer_hybridmem.planning.search.bound.model import find_fixed
 from chainer_hybridmem.planning.simulation.arrays import find_maker
 from chainer_hybridmem.planning.simulation.in_core import fixed_load
 from chainer_hybridmem.planning.simulation.problem import Problem
+from chainer_hybridmem.planning.simulation.work import KEEP, LATE, RECOMPUTE
 
 MOST_LEVELS = 200  # as many as take seconds
 MOST_UNITS = 256  # of memory, that sizes are rounded down to
@@ -308,13 +309,31 @@ def reverse_from(
             more[i, d] = min(more[i, d], rest + whole[i, k, d])
 
 
-def _reverse(levels: Levels) -> float:
-    """Seconds beyond one run of each operation; infinite if nothing fits."""
+class Tables(NamedTuple):
+    """The dynamic program, filled; see :func:`reverse_from`.
+
+    Attributes:
+        cost (ndarray): As there.
+        least (ndarray): Likewise.
+        most (ndarray): Likewise.
+        whole (ndarray): Likewise.
+        more (ndarray): Likewise.
+    """
+
+    cost: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+    whole: np.ndarray
+    more: np.ndarray
+
+
+def _reverse(levels: Levels) -> Tables | None:
+    """None if nothing fits."""
     count = len(levels.cost) - 1
     pairs = np.triu_indices(count + 1, 1)
     highest = levels.most[0][pairs].max()
     if highest < 0:
-        return math.inf
+        return None
     unit = float(np.gcd.reduce(levels.least[pairs].astype(np.int64)))
     unit = max(unit, highest / min(MOST_UNITS, MOST_CELLS // count**3 + LEAST_UNITS))
     units = int(highest // unit) + 1
@@ -326,7 +345,7 @@ def _reverse(levels: Levels) -> float:
     more = np.full((count + 1, units), np.inf)
     for i in range(count, -1, -1):
         reverse_from(levels.cost, least, most, i, whole, more)
-    return float(more[0, 0])
+    return Tables(levels.cost, least, most, whole, more)
 
 
 def seconds_of_passes(graph: Graph) -> float:
@@ -344,5 +363,70 @@ def seconds_of_passes(graph: Graph) -> float:
         least_bytes = min(n for n in graph.size.values() if n >= share * largest)
         if least_bytes not in tried:
             tried.add(least_bytes)
-            best = max(best, _reverse(make_levels(graph, ends, least_bytes)))
+            tables = _reverse(make_levels(graph, ends, least_bytes))
+            seconds = math.inf if tables is None else float(tables.more[0, 0])
+            best = max(best, seconds)
     return best
+
+
+def find_passes(problem: Problem, limit_bytes: int) -> np.ndarray:
+    """(M,) actions that make fewest passes if the end of a level is what stays.
+
+    On a chain of equal maps no plan without swaps is faster. Elsewhere it may not fit.
+
+    Args:
+        problem: What to plan; what can be made again is.
+        limit_bytes: Memory limit.
+    """
+    a, graph = problem.arrays, graph_of_plans(problem, limit_bytes)
+    action = np.where(problem.recomputable, RECOMPUTE, KEEP).astype(np.int64)
+    ends = choose_ends(graph, 1)
+    if not ends:
+        return action
+    levels = make_levels(graph, ends, 1)
+    for k, (v, _) in enumerate(ends, 1):
+        levels.least[:k, k] = sum(graph.size[s] for s in graph.made[v])
+    tables = _reverse(levels)
+    if tables is None or math.isinf(tables.more[0, 0]):
+        return action
+    stays = _follow(tables)
+    for k, (v, _) in enumerate(ends, 1):
+        for m in graph.made[v]:
+            if m < len(action) and a.read[m]:
+                action[m] = stays[k]
+    return action
+
+
+def _follow(tables: Tables) -> list[int]:
+    """Actions by level: kept, or made to stay after how many passes."""
+    cost, least, most, whole, more = tables
+    count, i, d = len(cost) - 1, 0, 0
+    stays, passed = [KEEP] * (count + 1), np.zeros(count + 1, np.int64)
+    todo = []  # levels between two to reverse, and memory taken; the last one first
+    while i < count:
+        for k in range(i + 1, count + 1):
+            e = d + int(least[i, k])
+            if most[1 if k < count else 0, i, k] < d or (
+                k < count and e >= len(more[0])
+            ):
+                continue
+            rest = more[k, e] if k < count else 0.0
+            if rest + whole[i, k, d] == more[i, d]:
+                break
+        todo.append((i, k, d))
+        i, d = k, e
+    while todo:
+        i, j, d = todo.pop()
+        if j - i < 2:
+            continue
+        for k in range(i + 1, j):
+            e, several = d + int(least[i, k]), k < j - 1
+            if most[int(several), i, k] < d or (several and e >= whole.shape[2]):
+                continue
+            rest = whole[k, j, e] if several else 0.0
+            if cost[i, k] + rest + whole[i, k, d] == whole[i, j, d]:
+                break
+        stays[k] = LATE + int(passed[k]) if passed[k] else RECOMPUTE
+        passed[i + 1 : k + 1] += 1
+        todo += [(i, k, d), (k, j, e)]
+    return stays
