@@ -17,6 +17,7 @@ from chainer_hybridmem.planning.search.bound import (
     bound_of_schedules,
     find_passes,
     lower_bound,
+    schedules,
 )
 from chainer_hybridmem.planning.search.bound.reversal import (
     graph_of_plans,
@@ -121,6 +122,19 @@ def test_bounds_know_of_passes() -> None:
         lower_bound(problem, limit).seconds,
     ):
         assert optimum * (1 - 1e-8) <= seconds <= optimum
+
+
+def test_runs_count_once_in_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward in parts proves more than backward at once, without passes."""
+    chain = chains.Chain(steps=12, slots=2)
+    problem = make_problem(chains.make_profile(chain))
+    limit, optimum = chains.limit_of(chain), chains.fastest_seconds(chain)
+    monkeypatch.setattr(schedules, 'seconds_of_passes', lambda graph: 0.0)
+    proven = {}
+    for rounds in (1, 3):
+        monkeypatch.setattr(schedules, 'SHARES', (1.0,) * rounds)
+        proven[rounds] = bound_of_schedules(problem, limit, 2 * optimum, 60.0)
+    assert proven[1] * 1.01 < proven[3] <= optimum
 
 
 @pytest.mark.parametrize('steps_per_copy', [1, 4, 10, 25, 50])

@@ -28,6 +28,7 @@ from chainer_hybridmem.planning.simulation.in_core import fixed_load
 from chainer_hybridmem.planning.simulation.problem import Problem
 from chainer_hybridmem.planning.simulation.work import KEEP, LATE, RECOMPUTE
 
+MOST_OPERATIONS = 3000  # of forward; the tables of more take too much memory
 MOST_LEVELS = 200  # as many as take seconds
 MOST_UNITS = 256  # of memory, that sizes are rounded down to
 LEAST_UNITS = 20
@@ -137,9 +138,12 @@ def _graph(
 def choose_ends(graph: Graph, least_bytes: int) -> list[tuple[int, int]]:
     """Operations that end levels, ascending, and when backward reads what they make.
 
-    A longest sequence with descending times, of products that have ``least_bytes``.
+    A longest sequence with descending times, of products that have ``least_bytes``;
+    none where forward is too long.
     """
     b = len(graph.seconds)
+    if b > MOST_OPERATIONS:
+        return []
     last: dict[int, int] = {}
     for t in range(b, len(graph.reads)):
         for s in graph.reads[t]:
@@ -202,6 +206,7 @@ def make_levels(graph: Graph, ends: list[tuple[int, int]], least_bytes: int) -> 
     summed = np.cumsum(runs * graph.seconds[: last + 1], axis=1)
     summed = np.concatenate([np.zeros((last + 1, 1)), summed], axis=1)
     above = [_sum_above(graph, lies, t, count) for t in range(len(graph.reads))]
+    left = graph.run_room[: last + 1, None] - np.array(above[: last + 1])
     cost = np.full((count + 1, count + 1), np.inf)
     least = np.full((count + 1, count + 1), np.inf)
     most = np.full((2, count + 1, count + 1), np.inf)
@@ -214,10 +219,9 @@ def make_levels(graph: Graph, ends: list[tuple[int, int]], least_bytes: int) -> 
         least[:k, k] = np.minimum(smallest, least[:k, k - 1])
         least[k - 1, k] = smallest
         sure = np.append(runs[own, :begin].all(axis=0), runs[end, begin:])
-        room = np.full(k, np.inf)
-        for v in np.flatnonzero(sure).tolist():
-            left = graph.run_room[v] - above[v][:k]
-            room = np.where(lower < level[v], np.minimum(room, left), room)
+        sure = np.flatnonzero(sure)
+        inside = level[sure][:, None] > lower
+        room = np.where(inside, left[sure, :k], np.inf).min(axis=0)
         earlier = ends[k][1] if k < count else at - 1
         for several, times in enumerate(([at], range(earlier + 1, at + 1))):
             for t in times:
