@@ -10,7 +10,7 @@ A problem of a few feature maps has all its assignments simulated. Else:
 3. Simulated annealing on simulated time (``planning/search/local_search``): hot rounds
    from everything swapped and from the relaxation rounded, each twice, because single
    rounds get stuck now and then. Where the relaxation swaps nothing, it is asked for
-   its best whole decisions as well, which are then nearly a plan. With more than
+   its best whole decisions as well, which are then nearly a plan, and so are passes. With more than
    ``MANY_MAPS`` feature maps, rounds one after the other from the relaxation rounded,
    evened out over maps that are alike; with more than ``SPREAD_MAPS`` the first of them
    change many maps at once (``spread``).
