@@ -28,14 +28,7 @@ from chainer_hybridmem.planning.simulation.problem import (
     decided_by,
     make_problem,
 )
-from chainer_hybridmem.planning.simulation.work import (
-    KEEP,
-    RECOMPUTE,
-    RUN,
-    STAY,
-    Work,
-    make_work,
-)
+from chainer_hybridmem.planning.simulation.work import KEEP, RUN, STAY, Work, make_work
 
 
 def plan_from_positions(
@@ -46,7 +39,7 @@ def plan_from_positions(
     maps = tuple(
         MapPlan(
             storage=storage.id,
-            action=actions[min(action[m], RECOMPUTE)],
+            action=actions[min(action[m], len(actions) - 1)],
             swap_out_before=int(positions.swap_out[m]),
             release_before=int(positions.release[m]),
             swap_in_before=int(positions.swap_in[m]),
