@@ -204,6 +204,11 @@ BENCHMARKS = (
         'files of others',
     ),
     Benchmark(
+        'chains',
+        'drawn chains with a closed optimum: bounds and plans over it',
+        ('chains.json',),
+    ),
+    Benchmark(
         'drawn_cells',
         'drawn cells of the arena: limits, trivial answers, bounds, monotony, reuse',
         ('drawn_cells.json',),

@@ -50,7 +50,7 @@ def random_plan(
         barrier: Whether backward starts when every swap-out has finished.
         relax: Whether maps are away for as long as they can be.
         late: Share of the recomputed maps that no replay for others keeps, or not the
-            first one.
+            first one or two.
         sources: Share of what backward never reads that stays for replays.
     """
     n = len(problem.arrays.seconds)
@@ -63,6 +63,7 @@ def random_plan(
         lateness = np.where(action == RECOMPUTE, rng.random(len(action)) / late, 1)
         action[lateness < 1] = LATE
         action[lateness < ONCE] = PASSED
+        action[lateness < ONCE / 2] = PASSED + 1
     wider, least = problem, np.full(len(action), SWAP)
     if sources:
         wider = with_sources(problem, find_sources(problem))

@@ -10,10 +10,10 @@ A problem of a few feature maps has all its assignments simulated. Else:
 3. Simulated annealing on simulated time (``planning/search/local_search``): hot rounds
    from everything swapped and from the relaxation rounded, each twice, because single
    rounds get stuck now and then. Where the relaxation swaps nothing, it is asked for
-   its best whole decisions as well, which are then nearly a plan. With more than
-   ``MANY_MAPS`` feature maps, rounds one after the other from the relaxation rounded,
-   evened out over maps that are alike; with more than ``SPREAD_MAPS`` the first of them
-   change many maps at once (``spread``).
+   its best whole decisions as well, which are then nearly a plan, and for passes.
+   With more than ``MANY_MAPS`` feature maps, rounds one after the other from the
+   relaxation rounded, evened out over maps that are alike; with more than
+   ``SPREAD_MAPS`` the first of them change many maps at once (``spread``).
 4. Unless the plan is already as close to the bound as ``tolerance``: the other
    planners' plans (for more than ``RIVAL_MAPS`` feature maps only those of the quick
    ones).
@@ -64,6 +64,7 @@ from chainer_hybridmem.planning.search.bound import (
     Bound,
     WholeRelaxation,
     bound_of_parts,
+    find_passes,
     lower_bound,
     tighten,
     warm_up,
@@ -268,6 +269,10 @@ def _ask_whole(
     search, floor = annealer.search, bound.seconds
     starts: list[Candidate] = []
     if bound.swapped.any() or best.seconds <= floor * (1 + 2 * TRUST):
+        return best, bound, starts
+    passes = search.evaluate(find_passes(search.problem, search.limit_bytes))
+    best = min(best, passes, key=lambda c: c.seconds)
+    if best.seconds <= floor * (1 + 2 * TRUST):
         return best, bound, starts
     whole = WholeRelaxation(search.problem, search.limit_bytes)
     tighten(whole.relaxation)

@@ -293,7 +293,7 @@ def evaluate(
     w.mark[:] = -1
     for m in range(n_maps):
         w.release[m] = w.swap_in[m] = -1
-        w.made[m] = w.passed[m] = False
+        w.made[m], w.passed[m] = False, 0
         w.swap_out[m] = a.copy_from[m] if action[m] == SWAP else -1
     beyond = 0.0
     if a.tiered:

@@ -13,7 +13,6 @@ from chainer_hybridmem.planning.simulation.arrays import Arrays
 from chainer_hybridmem.planning.simulation.work import (
     FREE,
     LATE,
-    PASSED,
     RECOMPUTE,
     RUN,
     STAY,
@@ -144,7 +143,7 @@ def choose_stays(
             if not a.read[item]:
                 continue
             use = first_use[item]
-            goes = action[item] == LATE or (action[item] == PASSED and not passed[item])
+            goes = action[item] == LATE or action[item] - LATE > passed[item]
             if use == k:
                 stays[item] = True
             elif collective and use > k and not goes:
@@ -310,7 +309,7 @@ def lay_out_replays(
             for j in range(product_ptr[op], product_ptr[op + 1]):
                 item = products[j]
                 if item < n_maps:
-                    w.passed[item] = True
+                    w.passed[item] += 1
                     if stays[item]:
                         made[item] = True
                         w.needed[item] = k

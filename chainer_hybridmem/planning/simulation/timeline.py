@@ -35,11 +35,11 @@ def plan_from_positions(
     problem: Problem, action: np.ndarray, positions: Work
 ) -> tuple[tuple[MapPlan, ...], tuple[Replay, ...], tuple[Source, ...]]:
     """The kernel's flat arrays as plan entries; sources that no replay reads go."""
-    actions = (Action.KEEP, Action.SWAP, *3 * (Action.RECOMPUTE,))
+    actions = (Action.KEEP, Action.SWAP, Action.RECOMPUTE)
     maps = tuple(
         MapPlan(
             storage=storage.id,
-            action=actions[action[m]],
+            action=actions[min(action[m], len(actions) - 1)],
             swap_out_before=int(positions.swap_out[m]),
             release_before=int(positions.release[m]),
             swap_in_before=int(positions.swap_in[m]),

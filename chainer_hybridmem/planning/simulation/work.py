@@ -16,7 +16,8 @@ from chainer_hybridmem.jit_table import Bools, Floats, Floats2, Ints, Ints2, Tab
 from chainer_hybridmem.planning.simulation.arrays import Arrays
 
 # LATE is RECOMPUTE without staying when a replay for something else passes it; PASSED
-# is LATE for the first replay that passes it, and stays when another one does.
+# is LATE for the first replay that passes it, PASSED + n for the n after it as well,
+# and stays when another one does.
 KEEP, SWAP, RECOMPUTE, LATE, PASSED = 0, 1, 2, 3, 4
 # Kinds of entries in a replay program.
 RUN, STAY, FREE = 0, 1, 2
@@ -73,7 +74,7 @@ class Work(Table):
     uses: Ints  # (M+T,), readers left in a chain
     stays: Bools  # (M+T,)
     made: Bools  # (M,)
-    passed: Bools  # (M,), whether a replay has made it by now
+    passed: Ints  # (M,), replays that have made it by now
 
     @property
     def out_start(self) -> np.ndarray:
@@ -171,5 +172,5 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         uses=np.zeros(n_items, np.int64),
         stays=np.zeros(n_items, bool),
         made=np.zeros(n_maps, bool),
-        passed=np.zeros(n_maps, bool),
+        passed=np.zeros(n_maps, np.int64),
     )

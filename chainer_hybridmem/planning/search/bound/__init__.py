@@ -9,6 +9,7 @@ from chainer_hybridmem.planning.search.bound.proof import (
     warm_up,
 )
 from chainer_hybridmem.planning.search.bound.relaxation import Relaxation
+from chainer_hybridmem.planning.search.bound.reversal import find_passes
 from chainer_hybridmem.planning.search.bound.schedules import bound_of_schedules
 from chainer_hybridmem.planning.search.bound.whole import TRUST, WholeRelaxation
 
@@ -20,6 +21,7 @@ __all__ = [
     'bound_of_parts',
     'bound_of_ranks',
     'bound_of_schedules',
+    'find_passes',
     'lower_bound',
     'tighten',
     'warm_up',

@@ -400,7 +400,7 @@ class Model:
             maps = leaving[a.first_use[leaving] <= j]
             ends, signs, within = self.between(int(a.copy_from[maps].min()), int(j))
             columns = [*self.columns.swap + maps, *ends]
-            for seconds in self.least_copy_seconds():
+            for seconds in least_copy_seconds(self.problem):
                 self.add_row(columns, [*seconds[maps], *signs], within)
 
     def _add_sharing(self, ranks: int) -> None:
@@ -432,7 +432,9 @@ class Model:
             (link.d2h_bytes_per_second, disk.d2h_bytes_per_second),
             (link.h2d_bytes_per_second, disk.h2d_bytes_per_second),
         )
-        for seconds, (fast, slow) in zip(self.least_copy_seconds(), rates, strict=True):
+        for seconds, (fast, slow) in zip(
+            least_copy_seconds(self.problem), rates, strict=True
+        ):
             # A byte on the disk takes so much longer, whatever the latencies.
             longer = max(self.scaled.scale / slow - self.scaled.scale / fast, 0.0)
             if disk.latency_seconds < link.latency_seconds:
@@ -546,20 +548,9 @@ class Model:
         """(M,) seconds by which each map's copies delay the iteration at least."""
         a = self.problem.arrays
         beside_both = a.out_compute_share * (1 - a.in_compute_share)
-        out_seconds, in_seconds = self.least_copy_seconds()
+        out_seconds, in_seconds = least_copy_seconds(self.problem)
         lost = (1 - a.out_compute_share) * out_seconds
         return np.asarray(lost + beside_both * in_seconds + 2 * a.move_seconds)
-
-    def least_copy_seconds(self) -> tuple[np.ndarray, np.ndarray]:
-        """(M,) seconds of each map's copies in the faster tier."""
-        a, problem = self.problem.arrays, self.problem
-        out_seconds, in_seconds = problem.swap_out_seconds, problem.swap_in_seconds
-        if not a.tiered:
-            return out_seconds, in_seconds
-        return (
-            np.minimum(out_seconds, a.disk_out_seconds),
-            np.minimum(in_seconds, a.disk_in_seconds),
-        )
 
     def _dropped_sources(self, op: int) -> list[int]:
         """Operations that make what a replay reads and forward drops."""
@@ -620,6 +611,18 @@ def find_fixed(problem: Problem) -> np.ndarray:
     ends = np.append(firsts[1:], len(profile.events) + 1)
     dies = (firsts <= profile.graph_end_event) & (profile.graph_end_event < ends)
     return np.where(dies, a.fixed_start, a.fixed_peak)
+
+
+def least_copy_seconds(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """(M,) seconds of each map's copies in the faster tier."""
+    a = problem.arrays
+    out_seconds, in_seconds = problem.swap_out_seconds, problem.swap_in_seconds
+    if not a.tiered:
+        return out_seconds, in_seconds
+    return (
+        np.minimum(out_seconds, a.disk_out_seconds),
+        np.minimum(in_seconds, a.disk_in_seconds),
+    )
 
 
 def _longest_wait(problem: Problem) -> float:

@@ -84,19 +84,26 @@ time and ``longest`` together, and the reported value is never above that.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
 from chainer_hybridmem.jit import make_ready
 from chainer_hybridmem.planning.records.sharing import check_ranks, share_links
-from chainer_hybridmem.planning.search.bound import relaxation
+from chainer_hybridmem.planning.search.bound import relaxation, reversal
+from chainer_hybridmem.planning.search.bound.model import least_copy_seconds
 from chainer_hybridmem.planning.search.bound.relaxation import Relaxation
+from chainer_hybridmem.planning.search.bound.reversal import (
+    graph_of_plans,
+    seconds_of_passes,
+)
 from chainer_hybridmem.planning.simulation.obedience import keeps_everything
 from chainer_hybridmem.planning.simulation.problem import (
     Problem,
     with_profile,
     with_rules,
 )
+from chainer_hybridmem.planning.simulation.work import SWAP
 
 ROUNDS = 12
 # Rounds without progress after which the bound is left as it is: small programs may
@@ -203,7 +210,7 @@ def bound_of_ranks(problem: Problem, limit_bytes: int, ranks: int) -> float:
 
 def warm_up() -> None:
     """Compiles and imports what a bound needs; that is not planning."""
-    make_ready(relaxation.find_tightest)
+    make_ready(relaxation.find_tightest, reversal.reverse_from)
     from scipy import optimize, sparse  # noqa: F401
 
 
@@ -217,10 +224,38 @@ def _lower_bound(problem: Problem, limit_bytes: int) -> Bound:
     bound = tighten(Relaxation(problem, limit_bytes))
     # The relaxation does not know that the host has to issue everything.
     seconds = max(bound.seconds, problem.still_seconds)
+    seconds = max(seconds, _bound_of_passes(problem, limit_bytes, seconds))
     if problem.rules:  # which no plan obeys, perhaps: then the solver says nothing
         plain = _lower_bound(with_rules(problem, ()), limit_bytes)
         seconds = max(seconds, plain.seconds)
     return dataclasses.replace(bound, seconds=seconds)
+
+
+def _bound_of_passes(problem: Problem, limit_bytes: int, proven: float) -> float:
+    """Seconds below which no plan can be, if what swaps nothing is made in passes.
+
+    Args:
+        problem: What is planned.
+        limit_bytes: Memory limit.
+        proven: Seconds below which nothing is asked for.
+    """
+    with_swaps = _least_with_swaps(problem)
+    if with_swaps <= proven or not problem.recomputable.any():
+        return 0.0
+    passes = seconds_of_passes(graph_of_plans(problem, limit_bytes))
+    without = (problem.compute_seconds + passes) * (1 - relaxation.ROUNDING)
+    seconds = min(without, with_swaps)
+    return seconds if math.isfinite(seconds) else 0.0  # no plan fits
+
+
+def _least_with_swaps(problem: Problem) -> float:
+    """Seconds of any plan that swaps a map: both copies, and compute around them."""
+    a = problem.arrays
+    out_seconds, in_seconds = least_copy_seconds(problem)
+    elapsed = np.cumsum([0.0, *a.seconds])
+    before, after = elapsed[a.copy_from], elapsed[-1] - elapsed[a.first_use]
+    seconds = (before + out_seconds + in_seconds + after) * (1 - relaxation.ROUNDING)
+    return float(seconds[a.allowed[:, SWAP]].min(initial=math.inf))
 
 
 def tighten(relaxation: Relaxation) -> Bound:

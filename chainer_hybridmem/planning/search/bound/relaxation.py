@@ -187,6 +187,7 @@ def find_tightest(
 # -- the program, solved ------------------------------------------------------
 STRETCHES = 30  # of operations, with one row and two pairs a round at most
 VIOLATED = 1e-7  # of the limit
+NO_PART = 1e-6  # of a map: what a slow link copies within an iteration
 ROUNDING = 1e-9  # share given away for sums in floating point
 
 
@@ -379,10 +380,12 @@ class Relaxation:
         return prices
 
     def fractions(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Swapped and recomputed fraction of each map."""
+        """Swapped and recomputed fraction of each map, without what is next to none."""
         model, at = self.model, self.model.columns
         recompute = slice(at.recompute, at.recompute + model.n_maps)
-        return x[: model.n_maps].copy(), x[recompute].copy()
+        parts = x[: model.n_maps], x[recompute]
+        swapped, recomputed = (np.where(part < NO_PART, 0.0, part) for part in parts)
+        return swapped, recomputed
 
     def everything_swapped(self) -> np.ndarray:
         """The point at which every map is swapped and nothing waits."""

@@ -8,7 +8,11 @@ import math
 import numpy as np
 
 from chainer_hybridmem.interrupts import run_aside
-from chainer_hybridmem.planning.search.bound.model import Row, make_row
+from chainer_hybridmem.planning.search.bound.model import (
+    Row,
+    least_copy_seconds,
+    make_row,
+)
 from chainer_hybridmem.planning.search.bound.relaxation import Relaxation
 from chainer_hybridmem.planning.simulation.problem import Problem
 from chainer_hybridmem.planning.simulation.work import KEEP, RECOMPUTE, SWAP
@@ -168,7 +172,7 @@ class WholeMaps:
         model = relaxation.model
         self._arrays = model.problem.arrays
         self._first = model.columns.single
-        self._out_seconds, self._in_seconds = model.least_copy_seconds()
+        self._out_seconds, self._in_seconds = least_copy_seconds(model.problem)
         self._lanes: dict[tuple[str, int, int], None] = {}  # in order
 
     def _columns(self, maps: np.ndarray, k: int) -> np.ndarray:
