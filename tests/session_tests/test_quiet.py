@@ -251,13 +251,13 @@ def test_poisoned_memory_and_late_copies_change_nothing(hostile):
 def test_graphs_that_are_away_leave_the_next_iteration_quiet(again, monkeypatch):
     """Whether the program runs backward over them again or not."""
     loud: list[int] = []
-    start = loop.Loop._start_forward
+    start = loop.Loop._start_known_forward
 
     def start_forward(hook: Any, iteration: Any, *arguments: Any) -> None:
         loud.append(iteration.position)
         start(hook, iteration, *arguments)
 
-    monkeypatch.setattr(loop.Loop, '_start_forward', start_forward)
+    monkeypatch.setattr(loop.Loop, '_start_known_forward', start_forward)
     monkeypatch.setattr(GuideBook, 'wants_draft', lambda *_: False)
 
     def steps(model: Any, optimizer: Any, losses: list[Any]) -> None:

@@ -255,6 +255,7 @@ class Loop(chainer.FunctionHook):
         key: OperationKey,
     ) -> None:
         """Forward operation k is about to run, of an iteration that is not quiet."""
+        iteration.newest = None
         iteration.named = self._path.path, key[0]
         self._start_operation(iteration, k, key)
         if self._rules.active:
@@ -393,7 +394,7 @@ class Loop(chainer.FunctionHook):
         self, iteration: Iteration, last: tuple[int, weakref.ref[Any]]
     ) -> None:
         """Chainer sets retained arrays after a function's hooks have run."""
-        iteration.last = None
+        iteration.last = iteration.newest = None  # an error may come from here on
         k, reference = last
         function = reference()
         if graph.is_unfinished(function):
