@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support import matrices, networks
+from support.empty_pools import empty_pools
 
 from chainer_hybridmem import compiling
 from chainer_hybridmem.planning.records.plan import Tier
@@ -85,9 +86,9 @@ def unburdened() -> None:
 
 @pytest.fixture(autouse=True)
 def unburdened_gpu(request: pytest.FixtureRequest) -> None:
-    """What other tests have left on a GPU counts; none of it is garbage any more."""
+    """What other tests have left on a GPU counts: nothing is left, whatever came."""
     if request.node.get_closest_marker('gpu'):
-        gc.collect()
+        empty_pools()
 
 
 @pytest.fixture(autouse=True, scope='session')

@@ -10,7 +10,6 @@ import sys
 import threading
 
 import pytest
-from support.empty_pools import empty_pools
 
 import chainer_hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
@@ -65,7 +64,6 @@ class Opened:
 def open_device(monkeypatch):
     """Opens devices one after the other."""
     monkeypatch.setenv('HYBRIDMEM_MAP', '1')
-    empty_pools()
     with contextlib.ExitStack() as stack:
 
         def open_one(*args):

@@ -8,7 +8,6 @@ import os
 import random
 
 import pytest
-from support.empty_pools import empty_pools
 
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.planning.layouts.arena import Arena
@@ -67,7 +66,6 @@ class Opened:
 @pytest.fixture
 def opened(monkeypatch):
     monkeypatch.setenv('HYBRIDMEM_MAP', '1')
-    empty_pools()
     opened = Opened()
     yield opened
     opened.memory.uninstall()
