@@ -216,7 +216,9 @@ class Loop(chainer.FunctionHook):
         goes_on = iteration.started and not iteration.backward_seen
         if not goes_on or iteration.depth or not iteration.quiet:
             newest = None if iteration.newest is None else iteration.newest()
-            if newest is None or newest.inputs is None or iteration.depth:
+            is_unfinished = newest is None or newest.inputs is None
+            newest = None  # with a reference to it, its graph would not be dead
+            if is_unfinished or iteration.depth:
                 goes_on = self._goes_on(iteration, goes_on)
             if self._instruments.active:
                 self._instruments.enter()
