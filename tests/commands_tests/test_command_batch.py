@@ -78,7 +78,7 @@ def test_a_cpu_has_its_ram_once(batch, network, hybridmem, monkeypatch, folder):
     )
     for command in (('batch',), ('estimate', '--batchsize', '512')):
         assert 'host copies lie, too' in hybridmem(*command, *network)[1]
-    batch(*files, '--memory-limit', '64MiB')
+    batch(*files, '--memory-limit', '64MiB', '--planner', 'swap-all')
     plan, profile = library.load_plan('plan.json'), library.load_profile('p.json')
     assert plan.tier_bytes(profile, Tier.RAM) > 0
 
