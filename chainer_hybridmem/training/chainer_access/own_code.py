@@ -280,13 +280,12 @@ def _describe(name: str, function: types.FunctionType) -> str:
 
 
 _looks: dict[type, _Look] = {}
-found: dict[type, str] = {}
-"""What :func:`find_foreign` has answered since the last :func:`look_anew`, by class."""
+_found: dict[type, str] = {}  # answers since :func:`look_anew`, by class
 
 
 def look_anew() -> None:
     """What has been found of classes is looked at once more when it is next asked."""
-    found.clear()
+    _found.clear()
 
 
 def find_foreign(kind: type) -> str:
@@ -296,9 +295,9 @@ def find_foreign(kind: type) -> str:
         str: Such as ``'Sigmoid.forward_cpu is from train.py, line 9'``; empty also for
         a class that is not Chainer's.
     """
-    foreign = found.get(kind)
+    foreign = _found.get(kind)
     if foreign is None:
-        foreign = found[kind] = _find_foreign_anew(kind) if is_of_chainer(kind) else ''
+        foreign = _found[kind] = _find_foreign_anew(kind) if is_of_chainer(kind) else ''
     return foreign
 
 

@@ -16,7 +16,6 @@ class AdoptedArrays:
 
     Attributes:
         nbytes (int): Of those that live.
-        known (dict): Id and reference of memory by the address of its first byte.
     """
 
     def __init__(
@@ -25,11 +24,11 @@ class AdoptedArrays:
         self.nbytes = 0
         self._count = count
         self._uncount = uncount
-        self.known: dict[int, tuple[int, Any]] = {}
+        self._known: dict[int, tuple[int, Any]] = {}  # id and reference, by address
 
     def ident_at(self, address: int) -> int:
         """Id of the memory that begins at an address; 0 if it is not adopted."""
-        known = self.known.get(address)
+        known = self._known.get(address)
         return 0 if known is None else known[0]
 
     def add(self, address: int, owner: Any, nbytes: int) -> None:
@@ -43,15 +42,15 @@ class AdoptedArrays:
 
         def died(_: Any) -> None:
             # Runs before the memory is freed, so the address is not in use.
-            known = self.known.pop(address, None)
+            known = self._known.pop(address, None)
             if known is not None:
                 self.nbytes -= nbytes
                 self._uncount(known[0], nbytes)
 
         ident = self._count(nbytes)
         self.nbytes += nbytes
-        self.known[address] = ident, weakref.ref(owner, died)
+        self._known[address] = ident, weakref.ref(owner, died)
 
     def clear(self) -> None:
         """Forgets all arrays; what they hold stays counted."""
-        self.known.clear()
+        self._known.clear()

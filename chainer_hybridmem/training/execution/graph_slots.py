@@ -87,10 +87,7 @@ class GraphSlots:
 
     def has_attribute(self) -> bool:
         """Whether a function keeps the array as an attribute."""
-        for reference in self.references:
-            if reference.slot.kind is SlotKind.ATTRIBUTE:
-                return True
-        return False
+        return any(r.slot.kind is SlotKind.ATTRIBUTE for r in self.references)
 
     def belong_to(self, owner: Any, keys: Collection[str]) -> bool:
         """Whether an owner has the array in these attributes, else as a node."""
@@ -100,10 +97,7 @@ class GraphSlots:
     # -- who has the array ----------------------------------------------------
     def are_alive(self) -> bool:
         """Whether any part of the graph can still ask for the array."""
-        for reference in self.references:  # noqa: SIM110  a call for each map alone
-            if reference.owner() is not None:
-                return True
-        return False
+        return any(reference.owner() is not None for reference in self.references)
 
     def are_held(self) -> bool:
         """Whether a Variable of the program has the array, as far as slots tell."""

@@ -120,8 +120,8 @@ class LiveFunctions(graph.Entries[LiveFunction]):
 
     def know(self, function: Any) -> LiveFunction:
         """What is known of a function; from now on something is."""
-        entry = self.by_id.get(id(function))
-        if entry is None or entry() is not function:
+        entry = self.find(function)
+        if entry is None:
             entry = LiveFunction(function, self.forgetting(function))
             entry.serial = entry.operation = -1
             entry.maps = entry.covered = ()

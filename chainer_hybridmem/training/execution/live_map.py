@@ -246,12 +246,9 @@ class LiveMap:
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph; see [forgotten maps]."""
-        host = self.host
-        if host.transfer is not None:
-            host.let_finish()
-            host.end_copy()
-        if host.copy is not None:
-            host.let_go(close=self.storage < 0)
+        self.host.let_finish()
+        self.host.end_copy()
+        self.host.let_go(close=self.storage < 0)
         self.slots.references.clear()
         self.state = State.RESIDENT
 
@@ -453,8 +450,7 @@ class LiveMap:
     def _arrived(self, root: Any) -> None:
         self.slots.fill(root)
         self.state = State.RESIDENT
-        if self.host.transfer is not None:
-            self.host.end_copy()
+        self.host.end_copy()
         self.prints.forget()
 
     def _leave(self, state: State) -> None:
@@ -463,5 +459,4 @@ class LiveMap:
             self.slots.clear()
         else:
             self.state = state
-        if self.host.transfer is not None:
-            self.host.end_copy()
+        self.host.end_copy()

@@ -20,15 +20,11 @@ from chainer_hybridmem.training.recompute import fused_replays
 
 
 class PlannedMaps:
-    """Finds the map of each storage, and its host copy from earlier iterations.
-
-    Attributes:
-        maps (dict): Those that the iteration has made, by storage.
-    """
+    """Finds the map of each storage, and its host copy from earlier iterations."""
 
     def __init__(self) -> None:
         self._table: ActionTable | None = None
-        self.maps: dict[int, LiveMap] = {}
+        self._maps: dict[int, LiveMap] = {}
         self._copies: dict[int, HostCopy] = {}
         self._former: dict[int, HostCopy] = {}  # copies of the plan followed before
 
@@ -41,7 +37,7 @@ class PlannedMaps:
                 are added.
         """
         self._table = table
-        self.maps = {}
+        self._maps = {}
         self._copies = copies
 
     def end(self) -> None:
@@ -51,7 +47,15 @@ class PlannedMaps:
 
     def forget(self) -> None:
         """Forgets every map."""
-        self.maps.clear()
+        self._maps.clear()
+
+    def find(self, storage: int) -> LiveMap | None:
+        """The map of a storage, if the iteration has made it."""
+        return self._maps.get(storage)
+
+    def find_all(self, storages: Iterable[int]) -> list[LiveMap]:
+        """The maps of storages, as far as the iteration has made them."""
+        return list(filter(None, map(self._maps.get, storages)))
 
     def meet(self, live: LiveMap, slot: Slot) -> None:
         """A map that has no storage yet is found in a slot."""
@@ -65,7 +69,7 @@ class PlannedMaps:
         assert self._table is not None
         copy = self._copies.get(storage)
         live.follow(storage, self._table.tiers.get(storage), copy)
-        self.maps[storage] = live
+        self._maps[storage] = live
 
     def is_for_good(self, live: LiveMap) -> bool:
         """Whether the plan drops a map and never makes it again."""
@@ -95,7 +99,7 @@ class PlannedMaps:
         """Goes on with another plan; its maps are still to be moved into it."""
         self._former, self._copies = self._copies, copies
         self._table = table
-        self.maps = {}
+        self._maps = {}
 
     def move_by_slots(self, live: LiveMap) -> None:
         """Moves a map of this iteration into the plan now followed, by its slots."""
@@ -103,7 +107,7 @@ class PlannedMaps:
         storage_of = self._table.storage_of
         storages = (storage_of.get(slot, -1) for slot in live.slots.name_present())
         storage = next((storage for storage in storages if storage >= 0), -1)
-        self.move(live, -1 if storage in self.maps else storage)
+        self.move(live, -1 if storage in self._maps else storage)
 
     def move_by_label(self, live: LiveMap, label: str) -> None:
         """Moves a parameter or state into the plan now followed, by its name."""
@@ -205,10 +209,8 @@ class LiveMaps:
         """Moves every map into another plan; argument as of begin_iteration()."""
         self._outliving = outliving
         for live in self:
-            if self._outliving and any(
-                slot in self._outliving for slot in live.slots.name_present()
-            ):
-                live.outlives = True
+            for slot in live.slots.name_present():
+                self._expect_use(live, slot)
             self.planned.move_by_slots(live)
 
     def forget_dead(self) -> None:
@@ -263,8 +265,7 @@ class LiveMaps:
             if self._bring_back is not None:
                 graph.watch(owner, self._bring_back)
             live.uses.add(serial)
-            if self._outliving and slot in self._outliving:
-                live.outlives = True
+            self._expect_use(live, slot)
             if slot.kind is SlotKind.INPUT or slot.kind is SlotKind.OUTPUT:
                 self._by_node[owner] = live
             if live not in maps:
@@ -282,6 +283,10 @@ class LiveMaps:
                 live = self._by_node.get(node)
                 if live is not None:
                     yield live
+
+    def _expect_use(self, live: LiveMap, slot: Slot) -> None:
+        if slot in self._outliving:
+            live.outlive()
 
     def _find_or_make(
         self, function: Any, slot: Slot, owner: Any, array: Array

@@ -252,25 +252,21 @@ class Mover:
     def _move(self, k: int, table: ActionTable) -> None:
         if self.waiting:
             self._move_waiting()
-        find = self._planned.maps.get  # None for what the iteration has not made
-        if k in table.swap_outs:
-            for live in filter(None, map(find, table.swap_outs[k])):
-                self.start_swap_out(live)
-                if live.state is State.RESIDENT and live.held_by_program:
-                    self.waiting[live] = False
-        if k in table.releases:
-            for live in filter(None, map(find, table.releases[k])):
-                self._let_leave(live)
-        if k in table.drops and k != self._dropped_before:
+        find_all = self._planned.find_all
+        for live in find_all(table.swap_outs.get(k, ())):
+            self.start_swap_out(live)
+            if live.state is State.RESIDENT and live.held_by_program:
+                self.waiting[live] = False
+        for live in find_all(table.releases.get(k, ())):
+            self._let_leave(live)
+        if k != self._dropped_before:
             self.drop_all(k, table)
         if self._observers.members:
             self._observers.released()
-        if k in table.swap_ins:
-            for live in filter(None, map(find, table.swap_ins[k])):
-                self.start_swap_in(live)
-        if k in table.needs:
-            for live in filter(None, map(find, table.needs[k])):
-                self.finish_swap_in(live)
+        for live in find_all(table.swap_ins.get(k, ())):
+            self.start_swap_in(live)
+        for live in find_all(table.needs.get(k, ())):
+            self.finish_swap_in(live)
 
     def _move_waiting(self) -> None:
         """Lets those leave that the graph alone has by now."""
@@ -298,7 +294,7 @@ class Mover:
         That may be done as soon as the operation before it has run.
         """
         self._dropped_before = k
-        for live in filter(None, map(self._planned.maps.get, table.drops[k])):
+        for live in self._planned.find_all(table.drops.get(k, ())):
             self.drop_planned(live)
 
     def apply_missed(self, table: ActionTable, k: int) -> bool:
@@ -317,9 +313,7 @@ class Mover:
             (table.drops, self.put_away),
         ):
             for position in sorted(p for p in actions if p < k):
-                for live in filter(
-                    None, map(self._planned.maps.get, actions[position])
-                ):
+                for live in self._planned.find_all(actions[position]):
                     before = live.state
                     act(live)
                     late = late or live.state is not before

@@ -541,7 +541,7 @@ class Restorer:
                 array = graph.read_attribute(owner, str(source.key))
             else:
                 array = outputs[int(source.key)]
-            live = self._maps.planned.maps.get(storage)
+            live = self._maps.planned.find(storage)
             if storage in replay.keeps and live is not None:
                 self._take_in(live, array, function)
                 self._mover.counters.count_recomputed(live.nbytes)

@@ -318,7 +318,6 @@ _RULES: dict[type, Rule] = {
 }
 KINDS = frozenset(_RULES)  # classes that have a rule
 GPU_KINDS = frozenset(kind for kind in KINDS if _RULES[kind].on_gpu)
-STATELESS = frozenset(k for k in KINDS if not _RULES[k].reads + _RULES[k].makes)
 _WINDOWS = {
     convolution_2d.Convolution2DFunction: convolve,
     convolution_2d.Convolution2DGradW: weight_gradient,
@@ -476,7 +475,7 @@ def state(function: Any, whole: bool = False) -> Callable[[], None]:
     rule = _RULES[type(function)]
     names = rule.reads + rule.makes
     if not names:
-        return undo_nothing
+        return _undo_nothing
     own = vars(function)
     noted = [(name, own.get(name, _ABSENT)) for name in names]
     undo = _outside(function, whole) if type(function) in _CHANGES_MORE else None
@@ -493,7 +492,7 @@ def state(function: Any, whole: bool = False) -> Callable[[], None]:
     return restore
 
 
-def undo_nothing() -> None:
+def _undo_nothing() -> None:
     """Nothing has changed."""
 
 

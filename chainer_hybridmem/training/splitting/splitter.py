@@ -75,7 +75,7 @@ def _sum(gradients: list[Any]) -> Any:
 def _make_forward(plain: Forward) -> Forward:
     """The forward of a class that has a rule; as plain, but for awaited functions."""
 
-    # Functions may be small, and most fit: these run in this one call and its ``try``.
+    # Functions may be small, and most fit: these pay for one ``try``.
     def forward(function: Any, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         splitter: Splitter | None = getattr(_local, 'splitter', None)
         if splitter is None or splitter.awaited != id(function):
@@ -85,20 +85,14 @@ def _make_forward(plain: Forward) -> Forward:
         k, index = splitter.place
         splitter.place = k, index + 1
         place = k, index, kind.__name__
-        foreign = own_code.found.get(kind)
-        if foreign is None:
-            foreign = own_code.find_foreign(kind)
-        if foreign:  # which parts would call more often
+        if own_code.find_foreign(kind):  # which parts would call more often
             return plain(function, inputs)
         expects = splitter.known or splitter.resting or splitter.trials is not None
         if expects:
             in_parts = splitter.run_expected(function, inputs, place)
             if in_parts is not None:
                 return in_parts
-        restore = rules.undo_nothing
-        if kind not in rules.STATELESS:
-            restore = rules.state(function, whole=True)
-        memory = splitter.memory
+        memory, restore = splitter.memory, rules.state(function, whole=True)
         former, memory.trying = memory.trying, True
         try:
             outputs = plain(function, inputs)

@@ -29,7 +29,6 @@ from chainer_hybridmem.training.chainer_access.graph.doors import (
 )
 from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     FRAMEWORK,
-    FunctionAdapter,
     StaticScheduleFunction,
     add_local_hook,
     communicates,
@@ -70,7 +69,6 @@ __all__ = [
     'ByOwner',
     'Entries',
     'Entry',
-    'FunctionAdapter',
     'Pristine',
     'SlotRef',
     'StaticScheduleFunction',

@@ -76,12 +76,11 @@ class ByOwner(Entries[_Valued[Value]]):
     __slots__ = ()
 
     def __setitem__(self, owner: Any, value: Value) -> None:
-        key = id(owner)
-        entry = self.by_id.get(key)
-        if entry is None or entry() is not owner:
-            entry = _Valued(owner, functools.partial(self.by_id.pop, key))
-            entry.key, entry.value = key, value
-            self.by_id[key] = entry  # it is complete: an interrupt may come anywhere
+        entry = self.find(owner)
+        if entry is None:
+            entry = _Valued(owner, self.forgetting(owner))
+            entry.value = value
+            self.add(owner, entry)
         else:
             entry.value = value
 

@@ -194,8 +194,7 @@ _answers: ByOwner[dict[str, bool]] = ByOwner()  # by class, by attribute
 def may_leave(function: Any, name: str) -> bool:
     """Whether a door would restore an attribute: no other code answers for it."""
     kind = kind_of(function)
-    known = _answers.by_id.get(id(kind))
-    answers = None if known is None or known() is not kind else known.value
+    answers = _answers.get(kind)
     if answers is None:
         answers = _answers[kind] = {}
     answer = answers.get(name)

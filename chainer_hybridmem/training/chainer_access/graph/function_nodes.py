@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import chainer
-from chainer.function import FunctionAdapter as FunctionAdapter
+from chainer.function import FunctionAdapter
 from chainer.graph_optimizations.static_graph import (
     StaticScheduleFunction as StaticScheduleFunction,
 )

@@ -166,8 +166,7 @@ class Content:
 
     def is_replaced(self, node: Any) -> bool:
         """Whether the node has got another array since."""
-        entry = _contents.by_id.get(id(node))
-        if entry is None or entry.value is not self:
+        if _contents.get(node) is not self:
             return True
         known = None if self.array is None else self.array()
         return node._data is not None and node._data is not known
@@ -188,8 +187,10 @@ def find_content(node: Any) -> Content:
 
 def is_node_away(node: Any) -> bool:
     """Whether a session has taken away what a node retains."""
-    entry = _contents.by_id.get(id(node))
-    return node._data is None and entry is not None and entry.value.array is None
+    if node._data is not None:
+        return False
+    content = _contents.get(node)
+    return content is not None and content.array is None
 
 
 def _set_array(variable: Any, array: Array | None, **options: Any) -> None:

@@ -6,13 +6,13 @@ import ctypes
 
 import numpy
 
-pointer_at = ctypes.c_size_t.from_address
-DATA_FIELD = object.__basicsize__  # of PyArrayObject in NumPy's C interface
+_pointer_at = ctypes.c_size_t.from_address
+_DATA_FIELD = object.__basicsize__  # of PyArrayObject in NumPy's C interface
 
 
 def address_of(array: numpy.ndarray) -> int:
     """Address of the first element."""
-    return pointer_at(id(array) + DATA_FIELD).value
+    return _pointer_at(id(array) + _DATA_FIELD).value
 
 
 def _check_layout() -> None:

@@ -242,20 +242,18 @@ class HostArrays(Arrays):
         return array.dtype.kind in _NUMBERS
 
     def allocation_id(self, array: Array) -> int:
-        return self._memory.ident_of(array if array.base is None else root_of(array))
+        return self._memory.ident_of(root_of(array))
 
     def root(self, array: Array) -> Root:
-        return array if array.base is None else root_of(array)
+        return root_of(array)
 
     def root_bytes(self, root: Root) -> int:
         return int(root.nbytes)
 
     def capture(self, array: Array) -> View:
-        offset = 0
-        if array.base is not None and array.size:
-            offset = address_of(array) - address_of(root_of(array))
+        offset = address_of(array) - address_of(root_of(array))
         return View(
-            offset_bytes=offset,
+            offset_bytes=offset if array.size else 0,
             shape=array.shape,
             strides=array.strides,
             dtype=array.dtype.str,

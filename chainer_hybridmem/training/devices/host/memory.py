@@ -20,14 +20,8 @@ from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.interrupts import held_back
 from chainer_hybridmem.training.devices.adopted import AdoptedArrays
 from chainer_hybridmem.training.devices.host import numpy_memory
-from chainer_hybridmem.training.devices.host.array_data import (
-    DATA_FIELD,
-    address_of,
-    pointer_at,
-    root_of,
-)
+from chainer_hybridmem.training.devices.host.array_data import address_of, root_of
 from chainer_hybridmem.training.devices.host.counter import Counter
-from chainer_hybridmem.training.devices.host.numpy_memory import NAME, get_handler_name
 from chainer_hybridmem.training.devices.ports import Memory
 from chainer_hybridmem.training.devices.ram import available_ram, total_ram
 from chainer_hybridmem.training.devices.values import Array, PoolFigures, Root
@@ -127,15 +121,12 @@ class HostMemory(Memory):
 
     def ident_of(self, root: numpy.ndarray) -> int:
         """Id of an allocation; 0 if it is not counted."""
-        # As address_of() and counted(), without a call: each array that a function
-        # leaves is asked for.
-        address = pointer_at(id(root) + DATA_FIELD).value
-        if get_handler_name(root) == NAME:  # never for memory it does not own
+        address = address_of(root)
+        if numpy_memory.counted(root):  # never for memory it does not own
             ident = self.counter.ident_at(address)
             if ident:
                 return ident
-        known = self._adopted.known.get(address)
-        return 0 if known is None else known[0]
+        return self._adopted.ident_at(address)
 
     def _call_reclaim(self, missing_bytes: int) -> None:
         if self._reclaim is not None:

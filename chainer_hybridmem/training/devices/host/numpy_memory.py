@@ -47,7 +47,6 @@ except ImportError:  # NumPy 1.x
     )
 
 NAME = 'chainer_hybridmem'
-get_handler_name = multiarray.get_handler_name
 _SLOTS = 304, 305  # PyDataMem_SetHandler, _GetHandler in numpy/_core/code_generators
 _SLABS = words.SIDE, words.ARENA
 _KEPT = (  # when memory is taken over
@@ -169,12 +168,12 @@ def take_memory() -> Memory:
 
 def counted(array: numpy.ndarray) -> bool:
     """Whether an array that owns its data got it from one of our handlers."""
-    return get_handler_name(array) == NAME
+    return multiarray.get_handler_name(array) == NAME
 
 
 def installed() -> bool:
     """Whether one of our handlers serves the current context."""
-    return get_handler_name() == NAME
+    return multiarray.get_handler_name() == NAME
 
 
 def _native_functions(counter: int) -> Functions:

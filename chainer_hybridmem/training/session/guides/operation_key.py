@@ -28,24 +28,16 @@ def make_forward_key(function: Any, in_data: tuple[Any, ...]) -> OperationKey:
         tuple: Its class, shape and type of each input, names of arrays it is given, and
         whether its code is Chainer's: if not, no plan that runs it again is followed.
     """
-    own = function
-    if isinstance(function, graph.FunctionAdapter):
-        own = graph.target(function)
+    own = graph.target(function)
     name, *given = graph.name_and_arrays(own)
-    foreign = own_code.found.get(type(own))
-    if foreign is None:
-        foreign = own_code.find_foreign(type(own))
-    if foreign:
+    if own_code.find_foreign(type(own)):
         given.append('foreign')
     return name, *map(_look_of, in_data), *given
 
 
 def extend_fingerprint(before: int, function: Any, in_data: tuple[Any, ...]) -> int:
     """Fingerprint of forward functions of which one more is about to run."""
-    name = type(function).__name__
-    if isinstance(function, graph.FunctionAdapter):
-        name = graph.function_name(function)
-    return hash((before, name, *map(_shape_of, in_data)))
+    return hash((before, graph.function_name(function), *map(_shape_of, in_data)))
 
 
 def find_fingerprint(operations: Iterable[OperationKey]) -> int:

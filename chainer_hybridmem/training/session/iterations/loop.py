@@ -336,9 +336,7 @@ class Loop(chainer.FunctionHook):
         forward = self._ledger.forwards.get(id(function), -1)
         if forward < 0:
             forward = self._find_other_forward(iteration, function)
-        name = type(function).__name__
-        if isinstance(function, graph.FunctionAdapter):
-            name = graph.function_name(function)
+        name = graph.function_name(function)
         iteration.named = 'backward of ', name
         key = BACKWARD, (forward if forward >= 0 else name)
         self._start_operation(iteration, k, key)
