@@ -125,6 +125,22 @@ def test_no_plan_is_begun_that_would_end_too_late(seconds, most, clock):
         assert not fits and plan.maps == make_plan(problem, limit, 'swap-opt').maps
 
 
+@pytest.mark.parametrize('seed', range(8))
+def test_an_arena_that_the_limit_needs_is_found_by_quick_layouts_too(seed):
+    """Without one, memory would be unmapped in every iteration."""
+    problem, make_plan_for, limit, _ = setting(seed)
+    over = Deadline(0.0)
+
+    def place_quickly(logs):
+        arena = lay_out(logs, lambda nbytes: nbytes, 1, deadline=over)
+        return types.SimpleNamespace(footprint_bytes=arena.footprint_bytes + waste)
+
+    waste = (limit - least_memory(problem)[0]) // 16
+    arguments = problem, make_plan_for, place_quickly, limit, 0
+    _, arena, fits = plan_with_arena(*arguments, optional=False, deadline=over)
+    assert fits and arena.footprint_bytes <= limit
+
+
 def test_a_layout_ends_with_its_deadline(clock):
     """It is a layout all the same."""
     problem, make_plan_for, limit, _ = setting(3)

@@ -64,7 +64,8 @@ def plan_with_arena(
         spare_bytes: What they must leave of it.
         optional: Whether the limit is kept without an arena, too: then a plan is not
             made slower for it than :data:`MOST_SLOWDOWN`.
-        deadline: After it, no more plans and arenas are tried.
+        deadline: After it, no more plans and arenas are tried for their speed. An arena
+            that is not optional is sought on: planners and layouts are quick then.
 
     Returns:
         tuple: The plan, its arena if it was laid out, and whether that fits.
@@ -86,7 +87,7 @@ def plan_with_arena(
         if optional and deadline.is_over:
             raise _NoTime
         arena = arena_of(plan)
-        if arena.footprint_bytes > room_bytes and not deadline.is_over:
+        if arena.footprint_bytes > room_bytes and not (optional and deadline.is_over):
             # Only now: copies that may begin early forgive a slow link the most.
             plan = relaxed(problem, plan)
             arena = arena_of(plan)
@@ -96,7 +97,12 @@ def plan_with_arena(
     if room_bytes <= 0:
         return make_plan_for(limit_bytes), None, False
     try:
-        fitted = fit(make, lambda plan: arenas[-1], room_bytes, deadline=deadline)
+        fitted = fit(
+            make,
+            lambda plan: arenas[-1],
+            room_bytes,
+            deadline=deadline if optional else None,
+        )
     except _NoTime:
         return made[0], None, False
     except InfeasibleError:
@@ -201,7 +207,7 @@ class PlanMaker:
             deadline=deadline,
         )
         if not fits:
-            why = NO_TIME if deadline.is_over else NONE_FITS if needed else TOO_SLOW
+            why = NONE_FITS if needed else NO_TIME if deadline.is_over else TOO_SLOW
             guide.arena.reject(why)
             self._tell(f'no arena: {why}')
         elif plan.memory_limit_bytes < room_bytes:
