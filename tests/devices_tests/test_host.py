@@ -2,8 +2,10 @@
 
 import ctypes
 import gc
+import json
 import mmap
 import os
+import sys
 import threading
 import time
 
@@ -351,6 +353,30 @@ def test_exit_with_live_arrays(end):
     finished = forks.run('-c', _EXIT.format(end=end))
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ''
+
+
+_SMALL = """
+import resource
+import numpy
+from chainer_hybridmem.training.devices.host.device import HostDevice
+
+def use():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = [numpy.ones(4000) for _ in range(100)]
+    del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+device = HostDevice(1 << 30)
+device.memory.install(lambda nbytes: None)
+print([use() for _ in range(6)][-3:])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='counts page faults')
+def test_the_pages_of_small_blocks_stay_between_iterations():
+    """In iterations of plain Chainer they do: its large arrays see to it."""
+    faults = json.loads(forks.run('-c', _SMALL).stdout)
+    assert max(faults) < 100
 
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='no fork')
