@@ -20,7 +20,6 @@ from chainer_hybridmem.planning.records.profile import Link
 from chainer_hybridmem.training.chainer_access import compat
 from chainer_hybridmem.training.devices.host import numpy_memory
 from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES
-from chainer_hybridmem.training.session.guides import guide as guides
 from chainer_hybridmem.training.session.planning import plan_maker
 from chainer_hybridmem.training.session.setting import link_measurement
 
@@ -28,8 +27,6 @@ WORKSPACE_BYTES = 1 << 19
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache
 # Nor what a plan is like to how busy the machine is.
 plan_maker.LEAST_SECONDS = plan_maker.LEAST_SECONDS_NEEDED = math.inf
-# A session times again by itself where the machine was busier before.
-guides.STALE_SHARE = 0.0
 
 
 def pytest_ignore_collect(

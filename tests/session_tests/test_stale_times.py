@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-import io
-
-import pytest
 from support import networks
 
-from chainer_hybridmem.training.session.guides import guide as guides
-from chainer_hybridmem.training.session.guides.guide import (
-    STALE_RUNS,
-    TIMING_RUNS,
-    PlanPace,
-)
 from chainer_hybridmem.training.session.planning.planning import Planning
+from chainer_hybridmem.training.session.report import STALE
 
 LIMIT = 4_400_000  # bytes; Everything needs 5.2 MB in-core
 
 
-@pytest.fixture(autouse=True)
-def judged(monkeypatch):
-    """Other tests do not judge how busy the machine was: see conftest."""
-    monkeypatch.setattr(guides, 'STALE_SHARE', 0.97)
-
-
-def timed_pace():
-    pace = PlanPace()
-    for _ in range(TIMING_RUNS):
-        pace.note_times([])
-    assert pace.timed
-    return pace
-
-
-def runs_until_stale(pace, seconds, most=1000):
-    return next((n for n in range(1, most) if pace.are_stale(seconds, 1.0)), None)
-
-
-def test_times_are_stale_once_iterations_are_faster_than_their_bound():
-    assert runs_until_stale(timed_pace(), 0.5) == STALE_RUNS
-    assert runs_until_stale(timed_pace(), 1.0) is None
-    assert runs_until_stale(timed_pace(), 0.99) is None  # as noise may be
-    assert runs_until_stale(PlanPace(), 0.5) is None  # not timed yet
-
-
-def test_where_timing_does_not_help_it_becomes_rare():
-    pace = timed_pace()
-    assert [runs_until_stale(pace, 0.5) for _ in range(3)] == [
-        STALE_RUNS,
-        2 * STALE_RUNS,
-        4 * STALE_RUNS,
-    ]
-
-
-def test_a_session_times_again_by_itself_and_says_so(monkeypatch):
+def test_a_report_says_that_times_are_stale_until_they_are_taken_again(monkeypatch):
     bounds = iter([1e3])  # of the first times, as if the machine had been busy
     true = Planning._lower_bound_seconds
 
@@ -61,16 +19,15 @@ def test_a_session_times_again_by_itself_and_says_so(monkeypatch):
 
     monkeypatch.setattr(Planning, '_find_faster', lambda *args: None)
     monkeypatch.setattr(Planning, '_lower_bound_seconds', first_too_high)
-    told, reports = io.StringIO(), []
+    reports = []
+
+    def after(session, number):
+        reports.append(session.report())
+        if sum(STALE in text for text in reports) == 1:
+            session.retime()
+
     networks.train(
-        networks.Everything,
-        networks.batches(30),
-        memory_limit=LIMIT,
-        progress=told,
-        after=lambda session, i: reports.append(session.report()),
+        networks.Everything, networks.batches(30), memory_limit=LIMIT, after=after
     )
-    assert told.getvalue().count('the lower bound for the recorded times') >= 1
-    stale = ['which are stale: iterations are faster' in text for text in reports]
-    assert any(stale)
-    assert 'for the recorded times' in reports[-1]
+    assert any('1000.000 s' in text and STALE in text for text in reports)
     assert '1000.000 s' not in reports[-1]

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.training.execution.verifier import Verdict
 
 MOST_KINDS = 16  # of iterations that a report shows: the most frequent ones
+STALE = ', which are stale: iterations are faster (retime() times again)'
 MISSING = {'bytes': 'unknown', 'seconds': 'not yet', 'difference': 'not yet'}
 FITS = (
     Row('peak, measured', '{peak_bytes:bytes}'),
@@ -179,7 +180,7 @@ def _plan_figures(s: dict[str, Any], plan: Plan, profile: Profile) -> dict[str, 
         'older': ' without older graphs' if s['older_bytes'] else '',
         'measured_overhead': measured / in_core - 1 if measured else None,
         'bound': format_bound(bound, s['gap']),
-        'stale': ', which are stale: iterations are faster' if stale else '',
+        'stale': STALE if stale else '',
     }
 
 

@@ -17,7 +17,6 @@ import contextlib
 import copy
 import enum
 import functools
-import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -180,8 +179,6 @@ class PlanArena:
 
 TIMING_RUNS = 3  # iterations whose times replace those of profiling
 LONGEST_WAIT = 4  # iterations, at most, for an arena before a plan is timed
-STALE_RUNS = 8  # iterations, at least, that are faster than the bound for their times
-STALE_SHARE = 0.97  # of the bound, below which they are
 
 
 class PlanPace:
@@ -203,8 +200,6 @@ class PlanPace:
         self.iterations = 0
         self._followed = 0  # iterations of the plan
         self._rested = 0  # those of them at their offsets, if it has any
-        self._seconds: list[float] = []  # of iterations since it was timed
-        self._stale = 0  # how often times were found to be stale
         self._lag = 0  # iterations by which other ranks change plans later
 
     # -- times ----------------------------------------------------------------
@@ -242,29 +237,6 @@ class PlanPace:
         self.timings.clear()
         self.timed_again = False
 
-    def are_stale(self, seconds: float, bound_seconds: float) -> bool:
-        """Whether iterations are faster than any can be with the recorded times.
-
-        The times are those of a slower machine then, or of one that was busy. If timing
-        does not help, it is tried less and less often.
-
-        Args:
-            seconds: Of the iteration that has ended, which has followed the plan.
-            bound_seconds: The lower bound for the recorded times.
-        """
-        if not self.timed:
-            self._seconds.clear()
-            return False
-        self._seconds.append(seconds)
-        if len(self._seconds) < STALE_RUNS << self._stale:
-            return False
-        median = statistics.median(self._seconds)
-        self._seconds.clear()
-        if median >= STALE_SHARE * bound_seconds:
-            return False
-        self._stale += 1
-        return True
-
     def wait_for_ranks(self) -> None:
         """Other ranks take this plan's changes over an iteration later.
 
@@ -282,7 +254,6 @@ class PlanPace:
     def change_plan(self) -> None:
         """Another plan is followed from now on."""
         self._followed = self._rested = 0
-        self._seconds.clear()
 
 
 EVICTING_ITERATIONS = 3  # in a row under a plan, after which there is another one

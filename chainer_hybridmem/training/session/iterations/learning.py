@@ -6,7 +6,6 @@ import dataclasses
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.errors import FormatError, SessionError
-from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.training.devices.protocol import Device
@@ -102,7 +101,7 @@ class Learning:
         else:
             self._guidebook.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
-                self._finish_guided(iteration, guide, seconds)
+                self._finish_guided(iteration, guide)
         self._profile_outdated()
         instruments.stop_placing()
         recorder = instruments.take_recorder()
@@ -234,9 +233,7 @@ class Learning:
         moved = counters.swapped_out_bytes or counters.replays or counters.restores
         return iteration.short or bool(moved)
 
-    def _finish_guided(
-        self, iteration: Iteration, guide: Guide, seconds: float
-    ) -> None:
+    def _finish_guided(self, iteration: Iteration, guide: Guide) -> None:
         """What an iteration that has followed a plan tells about it."""
         instruments, whole = self._instruments, iteration.following.whole
         followed, watch = guide.plan, instruments.stopwatch
@@ -264,8 +261,6 @@ class Learning:
             outside_limit(planning.lay_out, guide)
         elif guide.arena.missing_bytes:
             outside_limit(planning.find_place, guide)
-        if guide.plan is followed and followed is not None and watch is None:
-            self._time_stale_again(guide, followed, seconds)
         # What no plan has a place for does not count: maps of older graphs, and those
         # for later iterations.
         evicted = self._executor.counters.planned_evictions > 0
@@ -274,21 +269,6 @@ class Learning:
             held_bytes, older_waits = iteration.foreign_bytes, iteration.older_waits
             outside_limit(planning.make_room, guide, held_bytes, older_waits)
         planning.node.close_iteration(guide)
-
-    def _time_stale_again(self, guide: Guide, followed: Plan, seconds: float) -> None:
-        """Iterations faster than their bound: the recorded times are not theirs.
-
-        Where several ranks follow one plan, one of them alone does not change it.
-        """
-        if self._options.communicator is not None:
-            return
-        bound = followed.lower_bound_seconds
-        if guide.pace.are_stale(seconds, bound):
-            self._tell(
-                f'iterations are faster than {format_seconds(bound)}, the lower bound '
-                f'for the recorded times: timed again'
-            )
-            guide.pace.time_again()
 
     def _note_log(self, guide: Guide, log: AllocationLog | None) -> None:
         if log is None:
