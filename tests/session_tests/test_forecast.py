@@ -15,7 +15,6 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.planning.records.profile import Category
 from chainer_hybridmem.training.session.guides import forecast as forecasting
-from chainer_hybridmem.training.session.guides.forecast import coming
 from chainer_hybridmem.training.session.iterations import learning
 from chainer_hybridmem.training.session.iterations.overrun import SMALL_BYTES
 
@@ -187,32 +186,6 @@ def test_what_was_made_to_stay_is_there_when_it_comes_again(monkeypatch):
     assert sum(s.nbytes for s in states) == 2 * sum(
         p.array.nbytes for p in model.params()
     )
-
-
-@pytest.mark.parametrize(
-    ('make', 'times'), [('SGD', 0), ('MomentumSGD', 1), ('Adam', 2), ('RMSprop', 1)]
-)
-def test_states_of_any_optimizer_are_predicted(make, times):
-    model = Dense()
-    optimizer = getattr(chainer.optimizers, make)().setup(model)
-    expected = coming(model, on_host=True)
-    nbytes = sum(p.array.nbytes for p in model.params())
-    assert expected.state_bytes == times * nbytes
-    model.cleargrads()
-    model(*FEW).backward()
-    optimizer.update()
-    assert coming(model, on_host=True).state_bytes == 0
-
-
-def test_an_optimizer_that_cannot_be_tried_predicts_nothing():
-    class Strange(chainer.UpdateRule):
-        def init_state(self, param):
-            raise TypeError('not on this one')
-
-    model = L.Linear(3, 3)
-    for parameter in model.params():
-        parameter.update_rule = Strange()
-    assert coming(model, on_host=True) == (coming(chainer.Chain(), on_host=True))
 
 
 def test_nothing_is_worked_out_where_the_limit_does(monkeypatch):

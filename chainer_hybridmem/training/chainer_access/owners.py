@@ -23,7 +23,6 @@ Note: [replaced parameters]
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 import weakref
@@ -351,13 +350,6 @@ def _holders_of(model: chainer.Link) -> list[Any]:
 def _states_of(rule: Any) -> dict[str, Any]:
     """The states of an update rule by name; None for those that are away."""
     return {} if rule is None else vars(rule)['_state'] or {}
-
-
-def fresh_rule(rule: Any) -> Any:
-    """A copy of an update rule without states, as if it had updated before."""
-    fresh = copy.copy(rule)
-    vars(fresh).update(_state={}, t=max(rule.t, 1))
-    return fresh
 
 
 def updates(nodes: Iterable[Any]) -> tuple[int, ...]:

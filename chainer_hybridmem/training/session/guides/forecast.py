@@ -13,24 +13,12 @@ Note: [limits that are named]
     A program may hold more later than in the iterations that have shown what it needs:
     what an evaluation or an epoch leaves behind. So whatever names or takes a limit has
     a 64th of the in-core peak to spare beyond it.
-
-Chainer's update rules are copied, and the copies get a small parameter. States grow
-with the parameter, and so do temporary arrays on the host; a GPU updates in place.
-Rules of the program are not tried: they may have effects, such as random numbers.
 """
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
-import functools
-import math
-import tracemalloc
 from collections.abc import Iterator
-from typing import Any
-
-import chainer
-import numpy as np
 
 from chainer_hybridmem.planning.records.profile import (
     AFTER_BACKWARD,
@@ -44,11 +32,8 @@ from chainer_hybridmem.planning.records.profile import (
 from chainer_hybridmem.planning.search.candidates import least_memory
 from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.planning.simulation.in_core import in_core_peak_bytes
-from chainer_hybridmem.training.chainer_access import owners
 
 _SPARE = 64  # of the in-core peak, one part
-_LARGE = 2**17  # elements, from which on NumPy uses temporary arrays again
-_SHARE = 4  # temporary bytes are told in quarters of the parameter
 
 
 def with_spare(enough_bytes: int, in_core_bytes: int) -> int:
@@ -59,88 +44,6 @@ def with_spare(enough_bytes: int, in_core_bytes: int) -> int:
         in_core_bytes: What they need if nothing leaves.
     """
     return enough_bytes + in_core_bytes // _SPARE
-
-
-@dataclasses.dataclass(frozen=True)
-class FirstUpdateNeeds:
-    """What the first update is still to allocate.
-
-    Attributes:
-        state_bytes (int): Of optimizer states, to stay.
-        temporary_bytes (int): At most at once, while one parameter is updated.
-    """
-
-    state_bytes: int
-    temporary_bytes: int
-
-
-def coming(model: chainer.Link, on_host: bool) -> FirstUpdateNeeds:
-    """What the update of a model has not allocated yet.
-
-    Args:
-        model: Its parameters have update rules.
-        on_host: Whether updates need temporary arrays.
-    """
-    state_bytes = temporary_bytes = 0
-    seen: set[int] = set()
-    for _, parameter in owners.parameters_of(model):
-        rule = parameter.update_rule
-        if (
-            not parameter.is_initialized
-            or rule is None
-            or not rule.enabled
-            or id(parameter) in seen
-        ):
-            continue
-        if type(rule).__module__.partition('.')[0] != 'chainer':
-            continue
-        seen.add(id(parameter))
-        array = parameter.array
-        states, temporaries = _needs(rule, array.dtype, array.size)
-        there = sum(
-            value.nbytes
-            for value in (rule.state or {}).values()
-            if isinstance(value, chainer.get_array_types())
-        )
-        state_bytes += max(0, states - there)
-        if on_host:
-            temporary_bytes = max(temporary_bytes, temporaries)
-    return FirstUpdateNeeds(state_bytes, temporary_bytes)
-
-
-def _needs(rule: Any, dtype: np.dtype[Any], size: int) -> tuple[int, int]:
-    """Bytes of states and temporaries for one parameter; zero if that is unknown."""
-    trial = owners.fresh_rule(rule)
-    n = min(size, _LARGE)
-    run = functools.partial(_try, trial, np.ones(n, dtype))
-    try:
-        states, temporaries = contextvars.Context().run(run)
-    except Exception:  # a rule may want more of its parameter than this one has
-        return 0, 0
-    return states * size // n, math.ceil(temporaries * _SHARE / n) * size // _SHARE
-
-
-def _try(rule: Any, array: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Initialises and updates with memory that no session counts."""
-    parameter = chainer.Parameter(array)
-    parameter.grad = np.ones_like(array)
-    rule.init_state(parameter)
-    states = sum(
-        value.nbytes for value in rule.state.values() if isinstance(value, np.ndarray)
-    )
-    traced = tracemalloc.is_tracing()
-    if not traced:
-        tracemalloc.start()
-    try:
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        rule.update_core(parameter)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        if not traced:
-            tracemalloc.stop()
-    small = array.nbytes // 64  # Python's own objects
-    return states, max(0, peak - before - small)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,31 +84,17 @@ def forecast(draft: Profile, limit_bytes: int) -> Forecast | None:
         return None
     return Forecast(
         profile.initial_bytes,
-        _enough(profile, list(_walk(profile))),
+        _enough(profile),
         least_memory(make_problem(profile, splitting=False))[0],
         None if profile.functions_in_parts else kept_bytes,
         kept_bytes,
     )
 
 
-def limit_for_update(draft: Profile, coming: FirstUpdateNeeds) -> int:
-    """A limit to name, told from an iteration whose first update does not fit.
-
-    Args:
-        draft: The recording as far as it goes.
-        coming: What the rest of the update will allocate.
-    """
-    profile = repeated(draft)
-    runs = list(_walk(profile))
-    most = runs[-1].start_bytes + coming.temporary_bytes
-    enough = coming.state_bytes + max(_enough(profile, runs), most)
-    return with_spare(enough, coming.state_bytes + in_core_peak_bytes(profile))
-
-
-def _enough(profile: Profile, runs: list[_Run]) -> int:
+def _enough(profile: Profile) -> int:
     """See [what is promised]; optimizer states stay, as they may have to."""
     problem = make_problem(_with_first_held(profile), splitting=False)
-    return max(least_memory(problem)[0], *map(_need, runs))
+    return max(least_memory(problem)[0], *map(_need, _walk(profile)))
 
 
 def repeated(profile: Profile) -> Profile:

@@ -13,11 +13,10 @@ import chainer
 
 from chainer_hybridmem.errors import HybridMemoryError, OutOfMemoryError
 from chainer_hybridmem.planning.records.plan import Tier
-from chainer_hybridmem.planning.records.profile import MINIMUM_MAP_BYTES, Link
+from chainer_hybridmem.planning.records.profile import MINIMUM_MAP_BYTES
 from chainer_hybridmem.training.chainer_access.graph import BACKWARD_LOOP
 from chainer_hybridmem.training.chainer_access.owners import StateOwner, owners_of
 from chainer_hybridmem.training.devices.protocol import Device
-from chainer_hybridmem.training.session.guides.forecast import coming, limit_for_update
 from chainer_hybridmem.training.session.iterations.iteration import Iteration
 from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
@@ -122,9 +121,6 @@ def _updated(frames: list[types.FrameType], model: chainer.Link) -> str:
             given = frame.f_locals.get('param')
     paths = (path for path, p in model.namedparams() if p is given)
     return next(paths, 'the parameters')
-
-
-NO_LINK = Link(0.0, 1.0, 1.0)  # where no copy is timed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,13 +248,14 @@ class OutOfMemoryExplainer:
         needs: object,
     ) -> OutOfMemoryError:
         refusal = self.describe(requested, used, iteration, moment)
-        known = self._find_known(iteration, moment)
+        guide = iteration.following.guide
+        forecast = None if guide is None else guide.forecast
         least, limit_bytes = used + requested, self._options.limit_bytes
         if least <= limit_bytes:  # but what is free lies in pieces
             least = limit_bytes + requested
         later, recording = ', and later ones may need more', ''
-        if known is not None and self._options.host_limit_bytes is None:
-            later = f'; one known to do is {max(known, least)} bytes'
+        if forecast is not None and self._options.host_limit_bytes is None:
+            later = f'; one known to do is {max(forecast.named_bytes, least)} bytes'
         elif needs is not None:
             later = f'; before, {needs}'
         else:
@@ -271,12 +268,6 @@ class OutOfMemoryExplainer:
             limit_bytes,
             used,
         )
-
-    def find_coming_bytes(self) -> int:
-        """What the first updates of parameters are still to allocate."""
-        on_host = not self._runtime.device.clock.asynchronous
-        needs = coming(self._model, on_host)
-        return needs.state_bytes + needs.temporary_bytes
 
     def hint_at_recording(self, iteration: Iteration | None = None) -> str:
         """How to learn a limit that does for all iterations.
@@ -292,26 +283,6 @@ class OutOfMemoryExplainer:
             f'; with planner={self._options.planner!r} the first iteration is '
             f'recorded, which tells a limit for all later ones'
         )
-
-    def _find_known(self, iteration: Iteration, moment: Moment) -> int | None:
-        """A limit to name for iterations like this one, if one is known."""
-        guide, instruments = iteration.following.guide, self._runtime.instruments
-        if guide is not None:
-            return None if guide.forecast is None else guide.forecast.named_bytes
-        if instruments.recorder is None or not (moment.in_update and iteration.started):
-            return None
-        recorder = instruments.take_recorder()
-        assert recorder is not None
-        recorder.enter()
-        categories = {**iteration.categories, **self._arrays.find_categories()}
-        clock = self._runtime.device.clock
-        on_host = not clock.asynchronous
-        clock.synchronize()  # what is recorded has ended, its times are there
-        try:
-            draft = recorder.build(NO_LINK, {}, categories, self._arrays.find_owners())
-            return limit_for_update(draft, coming(self._model, on_host))
-        except HybridMemoryError:  # such a recording makes no profile
-            return None
 
     def _describe_resident(self) -> str:
         """What was in memory at the last shortage, and why it could not go."""

@@ -267,12 +267,11 @@ class Overrun:
         )
 
     def _find_needs(self) -> Needs:
-        """What all that has been seen needs, the update that comes next included."""
+        """What all that has been seen needs."""
         seen = self._options.limit_bytes + self._beyond_bytes
         whole = self._has_seen_step
         if not whole:
-            grown_bytes = max(0, self._arrays.kept_bytes - self._model_bytes)
-            seen += grown_bytes + self._explainer.find_coming_bytes()
+            seen += max(0, self._arrays.kept_bytes - self._model_bytes)
         found = [
             _find_plan_needs(guide, self._foreign_bytes[kind])
             for kind, guide in self._guides.items()
