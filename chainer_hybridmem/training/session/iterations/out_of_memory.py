@@ -6,8 +6,9 @@ The hooks know operations alone. What else was under way stands in the traceback
 from __future__ import annotations
 
 import dataclasses
+import traceback
 import types
-from typing import Any
+from collections.abc import Collection
 
 import chainer
 
@@ -24,13 +25,7 @@ from chainer_hybridmem.training.session.setting.planning_time import outside_lim
 from chainer_hybridmem.training.session.setting.runtime import Runtime
 from chainer_hybridmem.units import format_apart, format_bytes
 
-_FUNCTION = chainer.FunctionNode.apply.__code__
-_UPDATES = (
-    chainer.Optimizer.update.__code__,
-    chainer.GradientMethod.update.__code__,
-)
-_LINK = chainer.Link.__call__.__code__
-_RULE = chainer.UpdateRule.update.__code__
+_UPDATE = chainer.UpdateRule.update.__code__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,30 +56,22 @@ class Moment:
     Attributes:
         text (str): In words.
         in_operation (bool): Whether an operation was under way, or one and the next.
-        in_update (bool): Whether parameters were being updated.
     """
 
     text: str
     in_operation: bool
-    in_update: bool = False
 
 
-def moment_of(
-    frames: list[types.FrameType], progress: Progress, model: chainer.Link
-) -> Moment:
+def moment_of(codes: Collection[types.CodeType], progress: Progress) -> Moment:
     """When something happened.
 
     Args:
-        frames: That were under way, the outermost one first; see :func:`frames_of`.
+        codes: Of the functions that were under way.
         progress: Of the iteration.
-        model: Whose parameters are updated.
     """
     n = progress.iteration
-    codes = [frame.f_code for frame in frames]
-    known = (BACKWARD_LOOP, _FUNCTION, *_UPDATES)
-    inner = [i for i, code in enumerate(codes) if code in known]
-    if inner and codes[inner[-1]] in _UPDATES and not _in_loss(frames[inner[-1] :]):
-        return Moment(f'in the update of {_updated(frames, model)}', False, True)
+    if _UPDATE in codes:
+        return Moment('in the update of a parameter', False)
     if not progress.started or not progress.position:
         return Moment(f'before the first operation of iteration {n}', False)
     if progress.backward_seen and not progress.depth and BACKWARD_LOOP not in codes:
@@ -94,33 +81,6 @@ def moment_of(
             False,
         )
     return Moment(f'after operation {progress.position - 1} ({progress.label})', True)
-
-
-def frames_of(error: BaseException) -> list[types.FrameType]:
-    """The frames an error has passed, the outermost one first."""
-    found, trace = [], error.__traceback__
-    while trace is not None:
-        found.append(trace.tb_frame)
-        trace = trace.tb_next
-    return found
-
-
-def _in_loss(frames: list[types.FrameType]) -> bool:
-    """Whether ``update(lossfun, ...)`` has called that function."""
-    if len(frames) < 2 or frames[0].f_locals.get('lossfun') is None:
-        return False
-    module = frames[1].f_globals.get('__name__', '')
-    return frames[1].f_code is _LINK or not module.startswith('chainer.')
-
-
-def _updated(frames: list[types.FrameType], model: chainer.Link) -> str:
-    """What the update was about to change."""
-    given: Any = None
-    for frame in frames:
-        if frame.f_code is _RULE:
-            given = frame.f_locals.get('param')
-    paths = (path for path, p in model.namedparams() if p is given)
-    return next(paths, 'the parameters')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,20 +155,12 @@ class OutOfMemoryExplainer:
             return stopped  # Ctrl-C, or a swap file that is full
         if device.memory.last_failure is None:
             return None
-        moment = self.find_moment(frames_of(error), progress)
+        passed = traceback.walk_tb(error.__traceback__)
+        moment = moment_of({frame.f_code for frame, _ in passed}, progress)
         requested, used = device.memory.last_failure
         return outside_limit(
             self._make_error, requested, used, iteration, moment, needs
         )
-
-    def find_moment(self, frames: list[types.FrameType], progress: Progress) -> Moment:
-        """When something did not fit.
-
-        Args:
-            frames: That were under way.
-            progress: Of the iteration.
-        """
-        return moment_of(frames, progress, self._model)
 
     def describe(
         self, requested: int, used: int, iteration: Iteration, moment: Moment

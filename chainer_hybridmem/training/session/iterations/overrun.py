@@ -28,7 +28,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-import types
+import traceback
 from collections.abc import Callable
 
 from chainer_hybridmem.errors import OutOfMemoryError
@@ -43,6 +43,7 @@ from chainer_hybridmem.training.session.iterations.out_of_memory import (
     OutOfMemoryExplainer,
     Progress,
     Refusal,
+    moment_of,
 )
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.planning_time import outside_limit
@@ -187,7 +188,8 @@ class Overrun:
         if self._refusal is None:
             self._model_bytes = outside_limit(lambda: self._arrays.kept_bytes)
             self._updates = self._arrays.find_updates()
-            moment = self._explainer.find_moment(_callers(), describe())
+            under_way = traceback.walk_stack(sys._getframe(1))
+            moment = moment_of({frame.f_code for frame, _ in under_way}, describe())
             self._refusal = outside_limit(
                 self._explainer.describe,
                 memory.wanted_bytes,
@@ -323,16 +325,6 @@ def _find_plan_needs(guide: Guide | None, foreign_bytes: int) -> Needs | None:
     plain, kept = found.plain_bytes, found.kept_bytes
     enough, least = found.enough_bytes + foreign_bytes, found.plan_bytes + foreign_bytes
     return Needs(enough, 1, least, plain, kept)
-
-
-def _callers() -> list[types.FrameType]:
-    """The frames under way, the outermost one first; whoever keeps them, keeps all."""
-    found = []
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found[::-1]
 
 
 def _exactly(nbytes: int) -> str:
