@@ -93,7 +93,7 @@ def test_a_forgotten_map_is_not_away_whoever_still_names_it(state, host_map):
     live.forget()
     used_bytes = device.memory.used_bytes
     for act in (
-        *(live.start_swap_out, live.release, live.stay, live.drop),
+        *(live.start_swap_out, live.release, live.finish_and_stay, live.drop),
         *(live.start_swap_in, live.finish_swap_in, live.relocate),
     ):
         act()

@@ -7,6 +7,8 @@ import dataclasses
 import gc
 import io
 import os
+import pathlib
+import re
 import signal
 
 import chainer
@@ -17,7 +19,7 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem import compiling, timing
+from chainer_hybridmem import compiling, timing, training
 from chainer_hybridmem.errors import (
     OptionError,
     SessionError,
@@ -25,7 +27,7 @@ from chainer_hybridmem.errors import (
     UnknownNameError,
 )
 from chainer_hybridmem.training.devices.host import numpy_memory
-from chainer_hybridmem.training.session.setting.options import Options
+from chainer_hybridmem.training.session.setting.options import OPTIONS, Options
 from chainer_hybridmem.units import format_bound, format_bytes
 
 LIMIT = 4_000_000  # bytes; Everything needs 5.2 MB in-core, 3.6 MB at least
@@ -92,6 +94,23 @@ def test_a_kept_plan_counts_under_the_same_options_of_plans():
     assert set(Options(LIMIT).of_plans()) == {
         'planner', 'planner_options', 'arena', 'cross_iteration', 'splitting', 'rules',
     }  # fmt: skip
+
+
+def test_every_option_is_read_by_a_session():
+    """One that is declared and reaches nothing would be taken without a word."""
+    sources = [
+        path.read_text(encoding='utf-8')
+        for path in pathlib.Path(training.__file__).parent.rglob('*.py')
+        if path.name != 'options.py'
+    ]
+    read = set(re.findall(r'options\.(\w+)', ' '.join(sources)))
+    derived = {
+        'host_limit': 'host_limit_bytes',
+        'memory_limit': 'limit_bytes',
+        'rules': 'checked_rules',
+        'verify': 'verified_iterations',
+    }
+    assert {derived.get(name, name) for name in OPTIONS} - read == set()
 
 
 def test_something_that_is_no_model():

@@ -138,7 +138,7 @@ def test_the_map_that_is_needed_last_goes_first(monkeypatch):
             if other not in self.busy and other not in self._stuck
             if not other.slots.are_held()
         ]
-        if live in others and not live.held_by_program:
+        if live in others and not live.may_be_written:
             evicted.append(live)
             needed = [max(other.uses, default=-1) for other in others]
             assert max(live.uses, default=-1) == min(needed)

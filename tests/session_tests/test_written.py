@@ -651,7 +651,7 @@ def test_a_copy_under_way_is_no_holder(device):
     node, live = retained(device, np.ones(5000, np.float32))
     live.start_swap_out()
     assert live.state is State.LEAVING and node._data is None
-    live.stay()
+    live.finish_and_stay()
     assert live.slots.is_exclusive()
     live.release()
     assert node._data is None

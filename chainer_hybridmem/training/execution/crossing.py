@@ -9,9 +9,10 @@ Note: [crossing]
 
 Note: [watched owners]
     From the moment the copy starts, the owner is watched (:mod:`.owners`). A read of
-    the array while it is being copied calls the copy off: the array may change. A later
-    read restores it first. An array that others have, too, stays, so that both see what
-    the update writes. At the end of an iteration everything is restored.
+    the array while it is being copied waits for that; the copy does not count, for the
+    array may change. A later read restores it first. An array that others have, too,
+    stays, so that both see what the update writes. At the end of an iteration
+    everything is restored.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ class PersistentMap(LiveMap):
     def relocate(self) -> None:
         """Its owner says who else holds it: nothing is to be found out."""
 
-    def stay(self) -> None:
-        """Calls a copy off: the array may change from here on."""
+    def finish_and_stay(self) -> None:
+        """Waits for a copy, which does not count: the array may change from here on."""
         if self.state is State.LEAVING:
             self.host.let_finish()
             self._owner.unwatch()
@@ -213,7 +214,7 @@ class Crossing:
 
     def _recall(self, live: PersistentMap) -> None:
         """Restores an array because the program reads it, or time is up."""
-        live.stay()
+        live.finish_and_stay()
         if live.state is not State.RESIDENT:
             self._restorer.bring_back(live)
             self._maps.note_permanent(live.allocation)

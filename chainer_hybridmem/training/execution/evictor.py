@@ -1,4 +1,4 @@
-"""Makes room when an allocation does not fit: the one place that decides.
+"""Makes room when an allocation does not fit: chooses what leaves that no plan sends.
 
 Note: [passive mode]
     Backward uses maps in the reverse order of the functions that retain them, so the
@@ -398,7 +398,7 @@ class Evictor:
             ]
             # By both, and cheaper than a tuple for each of many maps.
             maps.sort(key=find_next_use)
-            maps.sort(key=operator.attrgetter('held_by_program'))
+            maps.sort(key=operator.attrgetter('may_be_written'))
             for live in maps:
                 if live in self.busy or live in self._stuck or live.state is not state:
                     continue
@@ -439,7 +439,7 @@ class Evictor:
         held = sum(
             live.nbytes
             for live in resident
-            if live not in self.busy and (live.slots.are_held() or live.held_by_program)
+            if live not in self.busy and (live.slots.are_held() or live.may_be_written)
         )
         stuck = sum(live.nbytes for live in resident) - busy - held
         return Shortage(self._device.memory.used_bytes, busy, held, stuck)

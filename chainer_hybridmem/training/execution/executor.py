@@ -1,4 +1,4 @@
-"""Plan to actions on the live graph. The executor never decides.
+"""Does to the live graph what the plan says.
 
 It tells each part what the hooks of a session see, and follows the plan: a table of
 actions by operation. What the plan does not cover is passive mode: evict when an

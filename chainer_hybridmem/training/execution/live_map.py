@@ -15,7 +15,7 @@ Note: [held arrays]
 
 Note: [closed doors]
     From the moment its copy begins, a map is not in the graph: a read of the graph
-    calls the copy off (graph, [attributes that are away]). So the program cannot get
+    waits for the copy (graph, [attributes that are away]). So the program cannot get
     hold of it, and write into it, while it is copied.
 
 Note: [forgotten maps]
@@ -177,11 +177,12 @@ class LiveMap:
         storage (int): Id in the profile; -1 if no plan knows it.
         uses (set of int): Serial numbers of the functions whose backward reads it.
         outlives (bool): A backward will ask for it that is no part of the plan.
-        held_by_program (bool): Others than the graph have had it when it was to leave.
+        may_be_written (bool): Others than the graph may have had it: no replay may take
+            its place.
     """
 
     __slots__ = (
-        '__weakref__', '_device', '_held', 'allocation', 'held_by_program', 'host',
+        '__weakref__', '_device', '_held', 'allocation', 'host', 'may_be_written',
         'nbytes', 'outlives', 'prints', 'slots', 'state', 'storage', 'uses',
     )  # fmt: skip
 
@@ -194,7 +195,7 @@ class LiveMap:
         self.host = HostSide(device, nbytes)
         self.prints = Fingerprints(device, self.slots)
         self.storage = -1
-        self.outlives = self.held_by_program = False
+        self.outlives = self.may_be_written = False
         self.uses: set[int] = set()
         self.state = State.RESIDENT
 
@@ -202,7 +203,7 @@ class LiveMap:
     def begin_iteration(self) -> None:
         """Belongs to an older iteration from here on; no plan knows it."""
         self.storage = -1
-        self.outlives = self.held_by_program = False
+        self.outlives = self.may_be_written = False
         self.slots.begin_iteration()
         self.prints.begin_iteration()
 
@@ -241,7 +242,7 @@ class LiveMap:
     def hand_out(self) -> None:
         """The program has the array now, and may write into it."""
         self.host.valid = False
-        self.held_by_program = True
+        self.may_be_written = True
         self.prints.note_handed_out()
 
     def forget(self) -> None:
@@ -258,7 +259,7 @@ class LiveMap:
         if self.state is not State.RESIDENT or self.host.valid:
             return 0  # release() compares the old copy
         if not self.is_alone():
-            self.held_by_program = True
+            self.may_be_written = True
             return 0
         if self._find_array() is None or not self.host.take_space():
             return 0
@@ -296,8 +297,8 @@ class LiveMap:
             host.valid = True
             self._leave(State.AWAY)
 
-    def stay(self) -> None:
-        """Calls a copy to the host off: the graph has it again."""
+    def finish_and_stay(self) -> None:
+        """Waits for a copy to the host; the graph has the memory again."""
         if self.state is State.LEAVING:
             with contextlib.suppress(SwapStoreError):
                 self._wait_or_keep()
@@ -323,7 +324,7 @@ class LiveMap:
             self.release()
         elif self.host.valid:
             self._let_go(State.AWAY)
-        elif self.held_by_program:
+        elif self.may_be_written:
             return
         elif not self.uses:
             self.prints.forget_digests()
@@ -332,7 +333,7 @@ class LiveMap:
             self.prints.take_before_drop()  # fingerprints, [checked replays]
             self._leave(State.GONE)
         else:
-            self.held_by_program = True
+            self.may_be_written = True
 
     def _let_go(self, state: State) -> None:
         """Leaves, whoever else has the memory."""
@@ -444,7 +445,7 @@ class LiveMap:
     def _return(self, root: Root) -> None:
         """Puts an array that others have held back into the graph."""
         self.renew(root)
-        self.held_by_program = True
+        self.may_be_written = True
 
     # An interrupt may come anywhere: at every moment the state leads to the contents.
     def _arrived(self, root: Any) -> None:

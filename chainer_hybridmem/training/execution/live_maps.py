@@ -233,13 +233,13 @@ class LiveMaps:
             if array is not None:
                 live.renew(self._device.arrays.root(array))
                 return True
-        live.stay()
+        live.finish_and_stay()
         return live.state is State.RESIDENT
 
     def forget_all(self) -> None:
         """Lets go of every map as it is."""
         for live in self:
-            live.stay()
+            live.finish_and_stay()
             live.forget()
         self._by_allocation.clear()
         self.planned.forget()

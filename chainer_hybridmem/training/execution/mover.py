@@ -255,7 +255,7 @@ class Mover:
         find_all = self._planned.find_all
         for live in find_all(table.swap_outs.get(k, ())):
             self.start_swap_out(live)
-            if live.state is State.RESIDENT and live.held_by_program:
+            if live.state is State.RESIDENT and live.may_be_written:
                 self.waiting[live] = False
         for live in find_all(table.releases.get(k, ())):
             self._let_leave(live)

@@ -418,7 +418,7 @@ class Restorer:
         self._mover.counters.lose(lambda: self._bring_back(live))
 
     def _bring_back(self, live: LiveMap) -> None:
-        live.stay()
+        live.finish_and_stay()
         if live.state is State.AWAY:
             self._mover.counters.count_restore()
             self._mover.start_swap_in(live)

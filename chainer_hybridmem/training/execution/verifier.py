@@ -140,7 +140,7 @@ class Verifier(Observer):
         for live in maps:
             now, final = self._prints(live), self._final.setdefault(live, {})
             if differ(now, final):
-                held = live.held_by_program or live.slots.are_held()
+                held = live.may_be_written or live.slots.are_held()
                 if held or live.prints.rewritten:
                     self._final[live] = now  # Note: [whose change it is]
                     continue
