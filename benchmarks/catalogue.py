@@ -209,6 +209,11 @@ BENCHMARKS = (
         ('chains.json',),
     ),
     Benchmark(
+        'tilings',
+        'drawn layouts whose optimum is known by construction',
+        ('tilings.json',),
+    ),
+    Benchmark(
         'drawn_cells',
         'drawn cells of the arena: limits, trivial answers, bounds, monotony, reuse',
         ('drawn_cells.json',),
