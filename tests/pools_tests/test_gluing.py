@@ -20,7 +20,7 @@ from chainer_hybridmem.planning.layouts.placement import (
 )
 
 
-@pytest.mark.parametrize('seed', [0, 1, 74, 149])  # the last two need a search, too
+@pytest.mark.parametrize('seed', [0, 1, 90, 184])  # the last two need a search, too
 def test_tilings_are_laid_out_as_they_were_cut(seed: int) -> None:
     tiling = tilings.draw_tiling(seed)
     cut = given_layout(tiling.trace, tiling.offsets)
@@ -31,10 +31,10 @@ def test_tilings_are_laid_out_as_they_were_cut(seed: int) -> None:
     assert found.footprint_bytes == tilings.MEMORY_BYTES
 
 
-@pytest.mark.parametrize('kind', tilings.KINDS)
+@pytest.mark.parametrize('kind', ['guillotine', 'pinwheel'])
 def test_all_pieces_of_a_tiling_become_one(kind: str) -> None:
-    seeds = range(tilings.KINDS.index(kind), 6, len(tilings.KINDS))
-    for tiling in map(tilings.draw_tiling, seeds):
+    first = tilings.KINDS.index(kind)
+    for tiling in map(tilings.draw_tiling, (first, first + 6)):
         assert tiling.kind == kind
         glued = glue(make_blocks(tiling.trace, 1))
         assert len(glued.pieces) == 1
@@ -43,8 +43,17 @@ def test_all_pieces_of_a_tiling_become_one(kind: str) -> None:
 def test_seeds_draw_the_same_again_and_sizes_from_100_to_2000() -> None:
     first, again = tilings.draw_tiling(5), tilings.draw_tiling(5)
     assert first == again != tilings.draw_tiling(7)
-    counts = [len(tilings.draw_tiling(seed).trace.sizes) for seed in range(20)]
+    drawn = [tilings.draw_tiling(seed) for seed in range(20)]
+    counts = [len(d.trace.sizes) for d in drawn if d.kind != 'gaps']
     assert 100 <= min(counts) < 500 and 1500 < max(counts) <= 2004
+
+
+def test_a_tiling_with_gaps_has_the_optimum_of_the_whole_one() -> None:
+    tiling = tilings.draw_tiling(2)
+    cut = given_layout(tiling.trace, tiling.offsets)
+    check_layout(tiling.trace, cut)
+    assert tiling.kind == 'gaps' and tiling.trace.loads().mean() < cut.bound_bytes
+    assert cut.footprint_bytes == cut.bound_bytes == tilings.MEMORY_BYTES
 
 
 def lay_out_glued(trace: Trace) -> int:

@@ -4,12 +4,15 @@ Time and memory are the sides of a rectangle, and every piece is a buffer: its l
 and its size. All memory is taken at every moment, so the rectangle's height is the
 optimum. Pieces are cut in two from edge to edge (guillotine), along one of the two
 sides, or into four blades around a piece in the middle (pinwheel), which no straight
-cut goes through. The idea is that of omnimalloc's sources ``tiling`` and ``pinwheel``
-(github.com/fpedd/omnimalloc), and so are its measures.
+cut goes through. Both ideas are those of omnimalloc's sources ``tiling`` and
+``pinwheel`` (github.com/fpedd/omnimalloc), and so are the measures. Of a tiling of
+either with gaps, up to half of the pieces are left out, but none of one moment, at
+which all memory is taken still.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import NamedTuple
 
@@ -19,7 +22,8 @@ LEAST_BUFFERS, MOST_BUFFERS = 100, 2000
 MEMORY_BYTES = 2**20
 TIME = 2**20
 LEAST_BYTES = 2**10
-KINDS = ('guillotine', 'pinwheel')
+MOST_LEFT_OUT = 0.5
+KINDS = ('guillotine', 'pinwheel', 'gaps')
 
 
 class Piece(NamedTuple):
@@ -46,16 +50,21 @@ class Tiling(NamedTuple):
 
 
 def draw_tiling(seed: int) -> Tiling:
-    """The tiling of a seed: 100 to 2,000 buffers, every other one of pinwheels."""
+    """The tiling of a seed: 100 to 2,000 pieces, each kind in turn."""
     rng, kind = random.Random(f'tiling {seed}'), KINDS[seed % len(KINDS)]
     count = rng.randint(LEAST_BUFFERS, MOST_BUFFERS)
-    cut = _cut_in_two if kind == 'guillotine' else _cut_pinwheel
+    cuts = {'guillotine': _cut_in_two, 'pinwheel': _cut_pinwheel}
+    cut = cuts.get(kind) or rng.choice(list(cuts.values()))
     pieces = [Piece(0, TIME, 0, MEMORY_BYTES)]
     while len(pieces) < count:
         areas = [(p.end - p.begin) * (p.high - p.low) for p in pieces]
         (chosen,) = rng.choices(range(len(pieces)), areas)
         pieces[chosen : chosen + 1] = cut(pieces[chosen], rng)
     rng.shuffle(pieces)
+    if kind == 'gaps':
+        share, full = rng.uniform(0, MOST_LEFT_OUT), rng.randrange(TIME)
+        kept = [p.begin <= full < p.end or rng.random() >= share for p in pieces]
+        pieces = list(itertools.compress(pieces, kept))
     sizes = [p.high - p.low for p in pieces]
     trace = from_lifetimes(sizes, [p.begin for p in pieces], [p.end for p in pieces])
     return Tiling(kind, trace, tuple(p.low for p in pieces))
