@@ -297,6 +297,29 @@ def test_a_planner_may_have_options(tmp_path):
         cells.list_cells([], ['hybrid:stepps=3'], 1.0)
 
 
+def test_drawn_instances_are_any_or_the_first_ones():
+    found = instances.draw(['chains/17', 'chains/900', 'tilings'])
+    names = [instance.name for instance in found]
+    assert names[:2] == ['chains/17', 'chains/900']
+    assert names[2:] == [f'tilings/{seed}' for seed in range(instances.SEEDS)]
+    assert found[0].problem().profile != found[1].problem().profile
+    assert found[2].trace() != found[3].trace()
+
+
+@pytest.mark.usefixtures('forked')
+def test_plans_and_layouts_are_compared_with_a_known_optimum(tmp_path):
+    output = tmp_path / 'arena.json'
+    drawn = ['--instance', 'chains/3', 'tilings/1', '--entrant', 'hybrid', 'bound']
+    words = ['arena', 'run', *drawn, 'smartpool', '-o', str(output)]
+    assert commands.main(words) == 0
+    rows = {row['entrant']: row for row in json.loads(output.read_text())['rows']}
+    optimum = rows['hybrid']['best_known']
+    assert rows['hybrid']['value'] == pytest.approx(optimum) == rows['bound']['bound']
+    assert rows['bound']['cpu_seconds'] < 5, 'what is proven is not searched for'
+    assert rows['square root']['value'] > 1.1 * optimum
+    assert rows['smartpool']['value'] > rows['smartpool']['best_known'] == 2**20
+
+
 def test_unknown_entrants_and_files_are_refused(tmp_path):
     with pytest.raises(UnknownNameError, match="Did you mean 'hybrid'"):
         cells.list_cells([], ['hybri'], 1.0)
@@ -316,9 +339,9 @@ def test_the_catalogue_is_whole():
             assert entry.get('times', entry['file']) in files
     limits = sum(len(e['limits']) for e in found.entries)
     assert limits >= 45
-    for kind in ('checkmate', 'monet'):
+    for kind, count in (('checkmate', 27), ('monet', 27), ('moccasin', 21)):
         own = [e for e in found.entries if e.get('kind') == kind]
-        assert sum(len(e['limits']) for e in own) == 27
+        assert sum(len(e['limits']) for e in own) == count
 
 
 def test_files_count_only_with_their_checksum(tmp_path, capsys, monkeypatch):
