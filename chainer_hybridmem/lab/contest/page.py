@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ Row = Mapping[str, Any]
 NONE = '-'
 LEVEL = 1e-9  # of a value; what is this much better is as good
 PROVEN = 1e-5  # of a bound, which is lowered by its solver's tolerances
+DEFAULTS = {'plan': 'hybrid', 'layout': 'exact'}
 UNIT = 1e-5  # seconds; of Checkmate's and MONeT's objectives
 
 HEAD = (
@@ -25,6 +27,10 @@ HEAD = (
     "than a unit of a solver's objective: the published one, or "
     'ours for every schedule of the form that the family has, or for all plans of this '
     'package.'
+)
+FAMILIES = (
+    'What the default planner and the default layout find, what is lost first; the '
+    'best known counts, whoever has found it, and what an optimum is by construction.'
 )
 
 
@@ -70,20 +76,122 @@ def _case(row: Row) -> tuple[str, str]:
 
 
 def tables(body: Mapping[str, Any]) -> list[Table]:
-    """All tables of a contest's results."""
+    """All tables of a contest's results: the families with what is lost first."""
     rows = scored(body['rows'])
-    made = []
+    by_family: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_family.setdefault(row['instance'].partition('/')[0], []).append(row)
+    made = _summary(by_family)
     for task, title in (('plan', 'Plans'), ('layout', 'Layouts')):
         chosen = [row for row in rows if row['task'] == task]
         if chosen:
             made.append(_standings(f'{title}: the entrants', chosen))
-            families = dict.fromkeys(r['instance'].partition('/')[0] for r in chosen)
-            if task == 'plan':
-                chosen += [row for row in rows if _bounds(row)]
-            for family in families:
-                own = [r for r in chosen if r['instance'].startswith(f'{family}/')]
-                made.append(_family(f'{title}: {family}', own, task))
+            for family, own in by_family.items():
+                if any(row['task'] == task for row in own):
+                    made.append(_family(f'{title}: {family}', own, task))
     return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What the default planner or layout has found for one instance at one limit.
+
+    Attributes:
+        row (dict): Its answer, scored.
+        bound (float or None): The best bound, published or ours.
+    """
+
+    row: Row
+    bound: float | None
+
+    @property
+    def lost(self) -> float:
+        """Own value over the best known, less one; infinite if nothing fits."""
+        return 1 / self.row['score'] - 1 if self.row['score'] else math.inf
+
+    @property
+    def open(self) -> float:
+        """Own value over the bound, less one; infinite if there is none of either."""
+        found = self.row['fits'] and self.bound
+        return max(self.row['value'] / self.bound - 1, 0.0) if found else math.inf
+
+    @property
+    def proven(self) -> bool:
+        """Whether its answer is an optimum."""
+        return not self.lost > LEVEL and _proof(
+            self.row, self.row['own_bound'], self.row['task']
+        ).startswith('proven')
+
+
+def cases(rows: Sequence[Row]) -> list[Case]:
+    """What the defaults have found in rows of one family, scored."""
+    found = []
+    for row in rows:
+        if row['entrant'] == DEFAULTS.get(row['task']):
+            own = _own_bound([r for r in rows if _case(r) == _case(row)], rows)
+            bounds = [b for b in (own, row['bound_known']) if b]
+            found.append(Case({**row, 'own_bound': own}, max(bounds, default=None)))
+    return found
+
+
+def _own_bound(rows: Sequence[Row], family: Sequence[Row]) -> float | None:
+    """Ours: of every schedule where a family has such bounds, else of our plans."""
+    any_schedule = any(map(_bounds, family))
+    proofs = [row for row in rows if _bounds(row) or not any_schedule]
+    return max((row['bound'] for row in proofs if row['bound']), default=None)
+
+
+def _summary(by_family: Mapping[str, Sequence[Row]]) -> list[Table]:
+    """Families, and the answers of the defaults that are no best known."""
+    found = {family: cases(rows) for family, rows in by_family.items()}
+    worst = {family: max(c.lost for c in own) for family, own in found.items() if own}
+    lines: list[tuple[str, ...]] = []
+    for family in sorted(worst, key=lambda family: -worst[family]):
+        own = found[family]
+        known = [c for c in own if c.row['known_by']]
+        spent = [c.row['cpu_seconds'] or c.row['wall_seconds'] or 0.0 for c in own]
+        lines.append(
+            (
+                family,
+                str(len(own)),
+                own[0].row['entrant'],
+                _more(worst[family]),
+                f'{sum(_ratio(c.row) <= 1 + LEVEL for c in known)} of {len(known)}',
+                f'{sum(c.proven for c in own)} of {len(own)}',
+                _more(max(c.open for c in own)),
+                f'{max(spent):.1f}',
+            )
+        )
+    header = (
+        'family',
+        'limits',
+        'by',
+        'above the best known, at most',
+        'at or below published',
+        'proven optimal',
+        'above a bound, at most',
+        'longest s',
+    )
+    made = [Table('Families', header, lines, FAMILIES)] if lines else []
+    lost = [c for own in found.values() for c in own if c.lost > LEVEL]
+    lost.sort(key=lambda case: -case.lost)
+    if lost:
+        head = ('instance', 'limit', 'best known', 'by', 'ours', 'above it', 'a bound')
+        made.append(Table('What is lost', head, [_lost(case) for case in lost]))
+    return made
+
+
+def _lost(case: Case) -> tuple[str, ...]:
+    row = case.row
+    show = '{:,.0f}'.format if row['task'] == 'layout' else _seconds
+    by = row['known_by'] if row['best_known'] == row['best'] else 'another entrant'
+    ours = show(row['value']) if row['fits'] else 'none'
+    cells = row['instance'], row['limit'], show(row['best']), by, ours
+    return *cells, _more(case.lost), _shown(case.bound, show)
+
+
+def _more(share: float) -> str:
+    return 'not found' if share == math.inf else f'{share:.2%}'
 
 
 def _standings(title: str, rows: Sequence[Row]) -> Table:
@@ -168,8 +276,7 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
         first = own[0]
         trivial = [r for r in own if r['trivial'] and r['fits']]
         least = min(trivial, key=lambda r: r['value'], default=None)
-        proofs = [r for r in own if _bounds(r) or not any_schedule]
-        bound = max((r['bound'] for r in proofs if r['bound']), default=None)
+        bound = _own_bound(own, rows)
         cells = [
             instance.partition('/')[2],
             limit,
@@ -261,7 +368,7 @@ def as_markdown(body: Mapping[str, Any]) -> str:
     parts = ['# The arena', _head(body)]
     for table in tables(body):
         lines = [table.header, ('---',) * len(table.header), *table.rows]
-        parts += [f'## {table.title}']
+        parts += [f'## {table.title}', *filter(None, [table.text])]
         parts.append(
             '\n'.join('| ' + ' | '.join(map(_cell, row)) + ' |' for row in lines)
         )
@@ -283,7 +390,8 @@ def as_html(body: Mapping[str, Any]) -> str:
             for row in table.rows
         )
         parts.append(
-            f'<h2>{html.escape(table.title)}</h2><table><thead><tr>{header}</tr></thead>'
+            f'<h2>{html.escape(table.title)}</h2><p>{html.escape(table.text)}</p>'
+            f'<table><thead><tr>{header}</tr></thead>'
             f'<tbody>{rows}</tbody></table>'
         )
     parts.append(f'<p>{html.escape(_foot(body))}</p>')
