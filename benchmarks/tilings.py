@@ -49,11 +49,11 @@ def main(options: argparse.Namespace) -> int:
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many are optimal, and the worst."""
+    """How many are equal to the optimum, and the worst."""
     body: dict[str, Any] = {'tilings': len(rows)}
     for name in LAYOUTS:
         body[name] = {
-            'optimal': sum(row[name] == 1 for row in rows),
+            'equal': sum(row[name] == 1 for row in rows),
             'worst': max((row[name] for row in rows), default=None),
             'most_seconds': max((row[f'{name}_seconds'] for row in rows), default=None),
         }

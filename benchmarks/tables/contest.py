@@ -6,10 +6,21 @@ import itertools
 from collections.abc import Sequence
 
 from benchmarks.tables.form import Body, percent, table
+from chainer_hybridmem.lab.contest import page
 
 LONGER = 'hybrid:time_budget=50'
 LEVEL = 1e-9  # of a value; what is this much larger is as good
 FAMILY = 'checkmate/'
+PUBLIC = {
+    'checkmate': "Checkmate's networks",
+    'moccasin': "MOCCASIN's networks",
+    'minimalloc': "MiniMalloc's layouts",
+}
+TILINGS = {
+    'guillotine': 'drawn tilings (layouts)',
+    'pinwheel': 'drawn pinwheels (layouts)',
+    'gaps': 'tilings with gaps (layouts)',
+}
 NAMES = {
     'unet': 'U-Net',
     'vgg16': 'VGG-16',
@@ -79,44 +90,58 @@ def by_network(body: Body) -> str:
     return table(head, lines)
 
 
-def readme(body: Body) -> str:
+def readme(body: Body, chains: Body, tilings: Body) -> str:
     """Returns what the README says of it.
 
     Args:
         body: Content of ``arena.json``.
+        chains: Content of ``chains.json``.
+        tilings: Content of ``tilings.json``.
     """
     rows, longer = _rows(body), _rows(body, LONGER)
-    spent = max(row['cpu_seconds'] for row in rows)
     return (
-        "[Checkmate's networks](docs/reference/arena.md), without swaps, at their "
-        f'least limits. Gurobi took up to a day, `hybrid` at most {spent:.1f} s. It is '
-        f'as good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and '
-        f'better on {_count(rows, 1 - LEVEL)}; given 50 s, on '
-        f'{_count(longer, 1 + LEVEL)} and {_count(longer, 1 - LEVEL)}.'
-        f'\n\n{least_limits(body)}'
+        'Public instances, and drawn ones whose optimum is known ([the '
+        'arena](docs/reference/arena.md)), what is proven first. On '
+        "Checkmate's networks, where Gurobi took up to a day, `hybrid` is as good or "
+        f'better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits, better on '
+        f'{_count(rows, 1 - LEVEL)}; given 50 s, on {_count(longer, 1 + LEVEL)} and '
+        f'{_count(longer, 1 - LEVEL)}.\n\n{proven(body, chains, tilings)}'
     )
 
 
-def least_limits(body: Body) -> str:
-    """Returns the plan for the least limit of each network beside the published one.
+def proven(body: Body, chains: Body, tilings: Body) -> str:
+    """Returns how many answers are optimal, the largest share first.
 
     Args:
         body: Content of ``arena.json``.
+        chains: Content of ``chains.json``.
+        tilings: Content of ``tilings.json``.
     """
-    head = ['network, limit', 'published', 'its bound', '`hybrid`', 'seconds']
-    groups = itertools.groupby(_rows(body), key=lambda row: row['instance'])
-    return table(head, [_beside(next(group)) for _, group in groups])
-
-
-def _beside(row: Body) -> list[str]:
-    published = row['best_known']
-    return [
-        f'{_name(row)}, {row["limit"]}',
-        'none found' if published is None else f'{published:.5f} s',
-        f'{row["bound_known"]:.5f} s',
-        f'{row["value"]:.5f} s',
-        f'{row["cpu_seconds"]:.1f}',
+    drawn = {'drawn chains': (chains['chains'], chains['plan'])}
+    for kind, name in TILINGS.items():
+        drawn[name] = (tilings[kind]['tilings'], tilings[kind]['exact'])
+    lines = [
+        (name, count, found['equal'], found['worst'], found['most_seconds'])
+        for name, (count, found) in drawn.items()
     ]
+    scored = page.scored(body['rows'])
+    for family, name in PUBLIC.items():
+        rows = [r for r in scored if r['instance'].startswith(f'{family}/')]
+        found = page.cases(rows)
+        worst = 1 + max(case.lost for case in found)
+        spent = max(case.row['cpu_seconds'] for case in found)
+        optimal = sum(case.proven for case in found)
+        lines.append((name, len(found), optimal, worst, spent))
+    lines.sort(key=lambda line: -line[2] / line[1])
+    head = ['instances', 'limits', 'proven optimal', 'above the best known', 'seconds']
+    return table(head, [_cells(*line) for line in lines])
+
+
+def _cells(
+    name: str, count: int, optimal: int, worst: float, seconds: float
+) -> list[str]:
+    above = f'at most {percent(worst - 1, 2)}' if worst > 1 + LEVEL else 'none'
+    return [name, f'{count:,}', f'{optimal:,}', above, f'{seconds:.1f}']
 
 
 def _name(row: Body) -> str:
