@@ -51,14 +51,9 @@ def c_output_dropped() -> Iterator[None]:
     """Drops what C code prints with ``printf`` meanwhile, in whichever thread.
 
     Some libraries print so whatever their options say. Python does not, and no file
-    descriptor changes: what other threads write with Python arrives. Nothing is
-    dropped where the C library is not glibc, whose stream is a variable.
+    descriptor changes: what other threads write with Python arrives.
     """
-    library = ctypes.CDLL(None)
-    if not hasattr(library, 'gnu_get_libc_version'):
-        yield
-        return
-    stream = ctypes.c_void_p.in_dll(library, 'stdout')
+    stream = ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'stdout')  # as glibc has it
     with _lock:
         _dropping.append(_dropping[0] if _dropping else stream.value)
         stream.value = _sink() or stream.value

@@ -141,9 +141,9 @@ def proven(body: Body, chains: Body, tilings: Body) -> str:
     for family, name in PUBLIC.items():
         rows = [r for r in scored if r['instance'].startswith(f'{family}/')]
         found = page.cases(rows)
-        worst = 1 + max(case.lost for case in found)
-        spent = max(case.row['cpu_seconds'] for case in found)
-        optimal = sum(case.proven for case in found)
+        worst = 1 + max(case['lost'] for case in found)
+        spent = max(case['cpu_seconds'] for case in found)
+        optimal = sum(case['proven'] for case in found)
         lines.append((name, len(found), optimal, worst, spent))
     lines.sort(key=lambda line: -line[2] / line[1])
     head = ['instances', 'limits', 'optimal', 'above best known', 'seconds']

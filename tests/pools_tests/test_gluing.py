@@ -36,8 +36,8 @@ def test_all_pieces_of_a_tiling_become_one(kind: str) -> None:
     first = tilings.KINDS.index(kind)
     for tiling in map(tilings.draw_tiling, (first, first + 6)):
         assert tiling.kind == kind
-        glued = glue(make_blocks(tiling.trace, 1))
-        assert len(glued.pieces) == 1
+        glued, _ = glue(make_blocks(tiling.trace, 1))
+        assert len(glued.size) == 1
 
 
 def test_seeds_draw_the_same_again_and_sizes_from_100_to_2000() -> None:
@@ -59,13 +59,13 @@ def test_a_tiling_with_gaps_has_the_optimum_of_the_whole_one() -> None:
 def lay_out_glued(trace: Trace) -> int:
     """How many blocks are left."""
     blocks = make_blocks(trace, 1)
-    glued = glue(blocks)
-    found = place_in_order(glued.blocks, next(list_starts(glued.blocks)))
-    offset = glued.apart(found.offset)
+    glued, take_apart = glue(blocks)
+    found = place_in_order(glued, next(list_starts(glued)))
+    offset = take_apart(found.offset)
     layout = make_layout(trace, blocks, offset, 1, 'glued')
     check_layout(trace, layout)
     assert layout.footprint_bytes == blocks.base_bytes + found.nbytes
-    return len(glued.blocks.size)
+    return len(glued.size)
 
 
 @given(traces(24))

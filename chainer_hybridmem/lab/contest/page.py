@@ -28,6 +28,17 @@ HEAD = (
     'ours for every schedule of the form that the family has, or for all plans of this '
     'package.'
 )
+FAMILY_HEAD = (
+    'family',
+    'limits',
+    'by',
+    'above the best known, at most',
+    'at or below published',
+    'proven optimal',
+    'above a bound, at most',
+    'longest s',
+)
+LOST_HEAD = ('instance', 'limit', 'best known', 'by', 'ours', 'above it', 'a bound')
 FAMILIES = (
     'What the default planner and the default layout find, what is lost first; the '
     'best known counts, whoever has found it, and what an optimum is by construction.'
@@ -92,45 +103,25 @@ def tables(body: Mapping[str, Any]) -> list[Table]:
     return made
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What the default planner or layout has found for one instance at one limit.
+def cases(rows: Sequence[Row]) -> list[Row]:
+    """Answers of the defaults in scored rows of one family.
 
-    Attributes:
-        row (dict): Its answer, scored.
-        bound (float or None): The best bound, published or ours.
+    Returns:
+        list of dict: Rows with the ``nearest`` of both bounds, what they have
+        ``lost`` to the best known and left ``open`` to a bound, as shares that are
+        infinite where nothing is found, and whether they are ``proven`` optimal.
     """
-
-    row: Row
-    bound: float | None
-
-    @property
-    def lost(self) -> float:
-        """Own value over the best known, less one; infinite if nothing fits."""
-        return 1 / self.row['score'] - 1 if self.row['score'] else math.inf
-
-    @property
-    def open(self) -> float:
-        """Own value over the bound, less one; infinite if there is none of either."""
-        found = self.row['fits'] and self.bound
-        return max(self.row['value'] / self.bound - 1, 0.0) if found else math.inf
-
-    @property
-    def proven(self) -> bool:
-        """Whether its answer is an optimum."""
-        return not self.lost > LEVEL and _proof(
-            self.row, self.row['own_bound'], self.row['task']
-        ).startswith('proven')
-
-
-def cases(rows: Sequence[Row]) -> list[Case]:
-    """What the defaults have found in rows of one family, scored."""
-    found = []
+    found: list[Row] = []
     for row in rows:
-        if row['entrant'] == DEFAULTS.get(row['task']):
-            own = _own_bound([r for r in rows if _case(r) == _case(row)], rows)
-            bounds = [b for b in (own, row['bound_known']) if b]
-            found.append(Case({**row, 'own_bound': own}, max(bounds, default=None)))
+        if row['entrant'] != DEFAULTS.get(row['task']):
+            continue
+        own = _own_bound([r for r in rows if _case(r) == _case(row)], rows)
+        bound = max((b for b in (own, row['bound_known']) if b), default=None)
+        lost = 1 / row['score'] - 1 if row['fits'] else math.inf
+        left = row['value'] / bound - 1 if row['fits'] and bound else math.inf
+        proof = '' if lost > LEVEL else _proof(row, own, row['task'])
+        more = {'nearest': bound, 'lost': lost, 'open': max(left, 0.0)}
+        found.append({**row, **more, 'proven': proof.startswith('proven')})
     return found
 
 
@@ -144,50 +135,39 @@ def _own_bound(rows: Sequence[Row], family: Sequence[Row]) -> float | None:
 def _summary(by_family: Mapping[str, Sequence[Row]]) -> list[Table]:
     """Families, and the answers of the defaults that are no best known."""
     found = {family: cases(rows) for family, rows in by_family.items()}
-    worst = {family: max(c.lost for c in own) for family, own in found.items() if own}
+    worst = {
+        name: max(case['lost'] for case in own) for name, own in found.items() if own
+    }
     lines: list[tuple[str, ...]] = []
-    for family in sorted(worst, key=lambda family: -worst[family]):
-        own = found[family]
-        known = [c for c in own if c.row['known_by']]
-        spent = [c.row['cpu_seconds'] or c.row['wall_seconds'] or 0.0 for c in own]
+    for name in sorted(worst, key=lambda name: -worst[name]):
+        own = found[name]
+        known = [case for case in own if case['known_by']]
         lines.append(
             (
-                family,
+                name,
                 str(len(own)),
-                own[0].row['entrant'],
-                _more(worst[family]),
-                f'{sum(_ratio(c.row) <= 1 + LEVEL for c in known)} of {len(known)}',
-                f'{sum(c.proven for c in own)} of {len(own)}',
-                _more(max(c.open for c in own)),
-                f'{max(spent):.1f}',
+                own[0]['entrant'],
+                _more(worst[name]),
+                f'{sum(_ratio(c) <= 1 + LEVEL for c in known)} of {len(known)}',
+                f'{sum(case["proven"] for case in own)} of {len(own)}',
+                _more(max(case['open'] for case in own)),
+                max((_spent(case) for case in own), key=float),
             )
         )
-    header = (
-        'family',
-        'limits',
-        'by',
-        'above the best known, at most',
-        'at or below published',
-        'proven optimal',
-        'above a bound, at most',
-        'longest s',
-    )
-    made = [Table('Families', header, lines, FAMILIES)] if lines else []
-    lost = [c for own in found.values() for c in own if c.lost > LEVEL]
-    lost.sort(key=lambda case: -case.lost)
+    made = [Table('Families', FAMILY_HEAD, lines, FAMILIES)] if lines else []
+    lost = [case for own in found.values() for case in own if case['lost'] > LEVEL]
+    lost.sort(key=lambda case: -case['lost'])
     if lost:
-        head = ('instance', 'limit', 'best known', 'by', 'ours', 'above it', 'a bound')
-        made.append(Table('What is lost', head, [_lost(case) for case in lost]))
+        made.append(Table('What is lost', LOST_HEAD, [_lost(case) for case in lost]))
     return made
 
 
-def _lost(case: Case) -> tuple[str, ...]:
-    row = case.row
-    show = '{:,.0f}'.format if row['task'] == 'layout' else _seconds
-    by = row['known_by'] if row['best_known'] == row['best'] else 'another entrant'
-    ours = show(row['value']) if row['fits'] else 'none'
-    cells = row['instance'], row['limit'], show(row['best']), by, ours
-    return *cells, _more(case.lost), _shown(case.bound, show)
+def _lost(case: Row) -> tuple[str, ...]:
+    show = '{:,.0f}'.format if case['task'] == 'layout' else _seconds
+    by = case['known_by'] if case['best_known'] == case['best'] else 'another entrant'
+    ours = show(case['value']) if case['fits'] else 'none'
+    cells = case['instance'], case['limit'], show(case['best']), by, ours
+    return *cells, _more(case['lost']), _shown(case['nearest'], show)
 
 
 def _more(share: float) -> str:

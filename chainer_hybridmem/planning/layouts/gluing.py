@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,36 +42,13 @@ class Piece(NamedTuple):
     parts: tuple[tuple[Piece, int], ...] = ()
 
 
-class Glued(NamedTuple):
-    """What is to be placed once blocks are glued.
+def glue(blocks: Blocks) -> tuple[Blocks, Callable[[np.ndarray], np.ndarray]]:
+    """Glues blocks as long as a rule finds some; those with two intervals stay apart.
 
-    Attributes:
-        blocks (Blocks): Pieces, then blocks with two intervals, whose moments are
-            sections; without members.
-        pieces (list of Piece): The first of them.
-        twice (ndarray): The others, by their numbers.
-        total (int): Of all blocks, how many.
+    Returns:
+        tuple: What is to be placed, whose moments are sections and which has no
+        members, and a function from its offsets to those of all blocks, (n,) int64.
     """
-
-    blocks: Blocks
-    pieces: list[Piece]
-    twice: np.ndarray
-    total: int
-
-    def apart(self, offset: np.ndarray) -> np.ndarray:
-        """Offsets of all blocks, (n,) int64, of offsets of what is glued."""
-        result = np.zeros(self.total, np.int64)
-        result[self.twice] = offset[len(self.pieces) :]
-        left = list(zip(self.pieces, offset.tolist(), strict=False))
-        while left:
-            piece, where = left.pop()
-            result[piece.number] = where
-            left += [(part, where + above) for part, above in piece.parts]
-        return result
-
-
-def glue(blocks: Blocks) -> Glued:
-    """Glues blocks as long as a rule finds some."""
     ranges, sections = find_sections(blocks.spans)
     again = ranges[:, 3] > ranges[:, 2]
     twice = np.flatnonzero(again)
@@ -82,33 +60,41 @@ def glue(blocks: Blocks) -> Glued:
     while len(pieces) < count:
         count = len(pieces)
         pieces = _pinwheels(_stacked(_in_turn(pieces)))
+
+    def take_apart(offset: np.ndarray) -> np.ndarray:
+        result = np.zeros(len(blocks.size), np.int64)
+        result[twice] = offset[len(pieces) :]
+        left = list(zip(pieces, offset.tolist(), strict=False))
+        while left:
+            piece, where = left.pop()
+            result[piece.number] = where
+            left += [(part, where + above) for part, above in piece.parts]
+        return result
+
     lives = np.array([(p.begin, p.end, 0, 0) for p in pieces], np.int64).reshape(-1, 4)
-    size = np.array([p.size for p in pieces], np.int64)
+    sizes = np.array([p.size for p in pieces], np.int64)
     glued = dataclasses.replace(
         blocks,
-        size=np.concatenate([size, blocks.size[twice]]),
+        size=np.concatenate([sizes, blocks.size[twice]]),
         spans=np.concatenate([lives, ranges[twice]]),
         end=sections,
         members=(),
         times=np.arange(sections + 1),
     )
-    return Glued(glued, pieces, twice, len(blocks.size))
+    return glued, take_apart
 
 
 def _stacked(pieces: list[Piece]) -> list[Piece]:
     """What lives at the same time is one above the other."""
-    together: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+    together: dict[tuple[int, int], Piece] = {}
     for piece in pieces:
-        together[piece.begin, piece.end].append(piece)
-    return [_stack(group) for group in together.values()]
-
-
-def _stack(group: list[Piece]) -> Piece:
-    if len(group) == 1:
-        return group[0]
-    ends = np.cumsum([0, *(piece.size for piece in group)]).tolist()
-    parts = tuple(zip(group, ends, strict=False))
-    return group[0]._replace(size=ends[-1], parts=parts)
+        lives = piece.begin, piece.end
+        low = together.get(lives)
+        if low is not None:
+            parts = ((low, 0), (piece, low.size))
+            piece = low._replace(size=low.size + piece.size, parts=parts)
+        together[lives] = piece
+    return list(together.values())
 
 
 def _in_turn(pieces: list[Piece]) -> list[Piece]:

@@ -156,10 +156,10 @@ def _search(
     """Halves, again and again, what is open between the bound and the best layout."""
     if answer.nbytes <= enough or deadline.is_over:
         return answer
-    glued = glue(blocks)
-    if GLUED_PART * len(glued.blocks.size) <= len(blocks.size):
-        found = _found(glued.blocks, pairs // GLUED_PART, deadline)
-        offset = glued.apart(found.offset)
+    glued, take_apart = glue(blocks)
+    if GLUED_PART * len(glued.size) <= len(blocks.size):
+        found = _found(glued, pairs // GLUED_PART, deadline)
+        offset = take_apart(found.offset)
         answer = answer.or_better(found.nbytes, offset, f'{found.name}, glued')
         if answer.nbytes <= enough:
             return answer
