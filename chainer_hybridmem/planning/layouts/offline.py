@@ -217,8 +217,7 @@ def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> Answer:
     settled = np.concatenate([large, others[lasting[others]]])[:MOST_SETTLED]
     placed = take_part(blocks, settled)
     order = np.arange(len(settled))
-    nowhere = np.zeros(len(settled), bool)
-    start = Start('by offset', order, FIRST_FIT, nowhere)
+    start = Start('by offset', order, FIRST_FIT)
     found = place_in_order(placed, start)
     result = np.zeros(len(size), np.int64)
     result[settled] = found.offset
