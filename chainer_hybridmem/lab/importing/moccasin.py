@@ -17,8 +17,6 @@ from chainer_hybridmem import files
 from chainer_hybridmem.lab.importing.checkmate import KIB, TrainingGraph, check_graph
 from chainer_hybridmem.lab.importing.reading import parse_json
 
-_BACKWARD = '_backward'
-
 
 def read_graph(data: bytes) -> TrainingGraph:
     """The graph in a file.
@@ -41,8 +39,8 @@ def read_graph(data: bytes) -> TrainingGraph:
             reads=tuple(map(tuple, reads.values())),
             labels=tuple(f'/{i}/{name}' for name, i in place.items()),
             forward=tuple(
-                place[name.removesuffix(_BACKWARD)] if name.endswith(_BACKWARD) else -1
-                for name in place
+                place[forward] if last == 'backward' else -1
+                for forward, _, last in (name.rpartition('_') for name in place)
             ),
             fixed_kib=0,
         )
