@@ -209,6 +209,17 @@ BENCHMARKS = (
         ('chains.json',),
     ),
     Benchmark(
+        'checkmate_batches',
+        "Checkmate's largest batches (Figure 6) beside ours and a bound",
+        ('checkmate_batches.json',),
+        'files of others',
+    ),
+    Benchmark(
+        'tilings',
+        'drawn layouts whose optimum is known by construction',
+        ('tilings.json',),
+    ),
+    Benchmark(
         'drawn_cells',
         'drawn cells of the arena: limits, trivial answers, bounds, monotony, reuse',
         ('drawn_cells.json',),

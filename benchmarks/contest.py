@@ -18,7 +18,7 @@ from benchmarks import saving
 from chainer_hybridmem.commands.arena import ENTRANTS, TIME_LIMIT
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.lab.contest import cells, page
-from chainer_hybridmem.lab.contest.instances import load_catalogue
+from chainer_hybridmem.lab.contest.instances import draw, load_catalogue
 from chainer_hybridmem.planning.records import library
 
 NAME = 'arena'
@@ -47,7 +47,10 @@ def play(options: argparse.Namespace) -> None:
     """Runs the cells that are asked for, and saves each row at once."""
     found = [
         instance
-        for instance in load_catalogue().instances(options.folders)
+        for instance in [
+            *load_catalogue().instances(options.folders),
+            *draw(options.instance),
+        ]
         if instance.name.startswith(tuple(options.instance))
     ]
     listed = cells.list_cells(found, options.entrant, options.time_limit)

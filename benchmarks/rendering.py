@@ -120,7 +120,9 @@ def render_readme() -> str:
     """Returns the README with the arena's figures as they are now."""
     before, _, rest = README.read_text().partition(BEGINS)
     _, _, after = rest.partition(ENDS)
-    figures = '\n\n'.join(_paragraphs(contest.readme(read('arena'))))
+    figures = '\n\n'.join(
+        _paragraphs(contest.readme(*map(read, ('arena', 'chains', 'tilings'))))
+    )
     return f'{before}{BEGINS}\n\n{figures}\n\n{ENDS}{after}'
 
 

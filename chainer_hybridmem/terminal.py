@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
+import functools
+import threading
 import unicodedata
 from collections.abc import Iterator
 
@@ -41,26 +42,34 @@ def _steers(character: str) -> bool:
     return unicodedata.category(character) in _STEERING and character not in _JOINERS
 
 
-@contextlib.contextmanager
-def c_output_on_stderr() -> Iterator[None]:
-    """Diverts what C code prints on standard output to standard error meanwhile.
+_lock = threading.Lock()
+_dropping: list[int | None] = []  # C's own stream, once for each that drops its lines
 
-    Standard output belongs to the program, which may print JSON there; some libraries
-    print with ``printf`` whatever their options say. Where the process has no standard
-    output or error, nothing is diverted.
+
+@contextlib.contextmanager
+def c_output_dropped() -> Iterator[None]:
+    """Drops what C code prints with ``printf`` meanwhile, in whichever thread.
+
+    Some libraries print so whatever their options say. Python does not, and no file
+    descriptor changes: what other threads write with Python arrives.
     """
-    flush = ctypes.CDLL(None).fflush
+    stream = ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'stdout')  # as glibc has it
+    with _lock:
+        _dropping.append(_dropping[0] if _dropping else stream.value)
+        stream.value = _sink() or stream.value
     try:
-        kept = os.dup(1)
-    except OSError:
-        yield
-        return
-    try:
-        flush(None)  # what C has printed before stays where it belongs
-        with contextlib.suppress(OSError):
-            os.dup2(2, 1)
         yield
     finally:
-        flush(None)  # C keeps what it prints to a pipe until then
-        os.dup2(kept, 1)
-        os.close(kept)
+        with _lock:
+            own = _dropping.pop()
+            if not _dropping:
+                stream.value = own
+
+
+@functools.cache
+def _sink() -> int | None:
+    """A stream of C into a few bytes of memory, which never ends."""
+    fmemopen = ctypes.CDLL(None).fmemopen
+    fmemopen.restype = ctypes.c_void_p
+    sink: int | None = fmemopen(None, ctypes.c_size_t(64), b'w')
+    return sink

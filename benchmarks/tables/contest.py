@@ -5,11 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from benchmarks.tables.form import Body, percent, table
+from benchmarks.tables.form import Body, Section, percent, table
+from chainer_hybridmem.lab.contest import page
 
 LONGER = 'hybrid:time_budget=50'
 LEVEL = 1e-9  # of a value; what is this much larger is as good
 FAMILY = 'checkmate/'
+PUBLIC = {
+    'checkmate': "plans, Checkmate's",
+    'moccasin': "plans, MOCCASIN's",
+    'minimalloc': "layouts, MiniMalloc's",
+}
+TILINGS = {
+    'layouts, drawn tilings': ('guillotine', 'pinwheel'),
+    'layouts, tilings with gaps': ('gaps',),
+}
 NAMES = {
     'unet': 'U-Net',
     'vgg16': 'VGG-16',
@@ -79,44 +89,72 @@ def by_network(body: Body) -> str:
     return table(head, lines)
 
 
-def readme(body: Body) -> str:
+def readme(body: Body, chains: Body, tilings: Body) -> str:
     """Returns what the README says of it.
 
     Args:
         body: Content of ``arena.json``.
+        chains: Content of ``chains.json``.
+        tilings: Content of ``tilings.json``.
     """
     rows, longer = _rows(body), _rows(body, LONGER)
-    spent = max(row['cpu_seconds'] for row in rows)
     return (
-        "[Checkmate's networks](docs/reference/arena.md), without swaps, at their "
-        f'least limits. Gurobi took up to a day, `hybrid` at most {spent:.1f} s. It is '
-        f'as good or better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits and '
-        f'better on {_count(rows, 1 - LEVEL)}; given 50 s, on '
-        f'{_count(longer, 1 + LEVEL)} and {_count(longer, 1 - LEVEL)}.'
-        f'\n\n{least_limits(body)}'
+        'Public instances, and drawn ones of known optimum '
+        '([arena](docs/reference/arena.md)): how many answers are proven. On '
+        "Checkmate's, where Gurobi took up to a day, `hybrid` is as good or "
+        f'better on {_count(rows, 1 + LEVEL)} of {len(rows)} limits, better on '
+        f'{_count(rows, 1 - LEVEL)}; given 50 s, on {_count(longer, 1 + LEVEL)} and '
+        f'{_count(longer, 1 - LEVEL)}.\n\n{proven(body, chains, tilings)}'
     )
 
 
-def least_limits(body: Body) -> str:
-    """Returns the plan for the least limit of each network beside the published one.
+def proven(body: Body, chains: Body, tilings: Body) -> str:
+    """Returns how many answers are optimal, the largest share first.
 
     Args:
         body: Content of ``arena.json``.
+        chains: Content of ``chains.json``.
+        tilings: Content of ``tilings.json``.
     """
-    head = ['network, limit', 'published', 'its bound', '`hybrid`', 'seconds']
-    groups = itertools.groupby(_rows(body), key=lambda row: row['instance'])
-    return table(head, [_beside(next(group)) for _, group in groups])
-
-
-def _beside(row: Body) -> list[str]:
-    published = row['best_known']
-    return [
-        f'{_name(row)}, {row["limit"]}',
-        'none found' if published is None else f'{published:.5f} s',
-        f'{row["bound_known"]:.5f} s',
-        f'{row["value"]:.5f} s',
-        f'{row["cpu_seconds"]:.1f}',
+    plan = chains['plan']
+    lines = [
+        (
+            'plans, drawn chains',
+            chains['chains'],
+            plan['equal'],
+            plan['worst'],
+            plan['most_seconds'],
+        )
     ]
+    for name, kinds in TILINGS.items():
+        found = [tilings[kind]['exact'] for kind in kinds]
+        lines.append(
+            (
+                name,
+                sum(tilings[kind]['tilings'] for kind in kinds),
+                sum(one['equal'] for one in found),
+                max(one['worst'] for one in found),
+                max(one['most_seconds'] for one in found),
+            )
+        )
+    scored = page.scored(body['rows'])
+    for family, name in PUBLIC.items():
+        rows = [r for r in scored if r['instance'].startswith(f'{family}/')]
+        found = page.cases(rows)
+        worst = 1 + max(case['lost'] for case in found)
+        spent = max(case['cpu_seconds'] for case in found)
+        optimal = sum(case['proven'] for case in found)
+        lines.append((name, len(found), optimal, worst, spent))
+    lines.sort(key=lambda line: -line[2] / line[1])
+    head = ['instances', 'limits', 'optimal', 'above best known', 'seconds']
+    return table(head, [_cells(*line) for line in lines])
+
+
+def _cells(
+    name: str, count: int, optimal: int, worst: float, seconds: float
+) -> list[str | None]:
+    above = percent(worst - 1, 2) if worst > 1 + LEVEL else None
+    return [name, f'{count:,}', f'{optimal:,}', above, f'{seconds:.1f}']
 
 
 def _name(row: Body) -> str:
@@ -148,3 +186,53 @@ def says(body: Body, layouts: Body) -> str:
         f'{len(public)} memory layouts that MiniMalloc has published, `exact` finds '
         f'{fit}, in at most {most:.2f} of its time.'
     )
+
+
+def batches(body: Body) -> str:
+    """Returns the largest batches, published, ours and at most.
+
+    Args:
+        body: Content of ``checkmate_batches.json``.
+    """
+    head = ['network', 'published', '`hybrid`', 'CPU seconds', 'no schedule has more']
+    head += ['refused for', 'CPU seconds']
+    return table(
+        head,
+        [
+            [
+                row['network'].rpartition('-b')[0],
+                f'{row["published"]}{", the largest" if row["certified"] else ""}',
+                f'{row["ours"]:,}',
+                f'{row["seconds"]:.1f}',
+                f'{row["bound"]:,}',
+                row['refused_for'],
+                f'{row["bound_seconds"]:.1f}',
+            ]
+            for row in body['networks']
+        ],
+    )
+
+
+SECTIONS = (
+    Section(
+        ('arena', 'chains', 'tilings'),
+        'Answers that are proven to be optimal',
+        """`hybrid` at its defaults for plans, `exact` for layouts. Drawn chains have a
+        closed optimum, tilings the height of the rectangle that they are cut from;
+        seeds from 0 on. *Above the best known* counts whoever has found it. Seconds
+        are the longest. Every instance: [the
+        arena](../benchmarks/results/arena.md).""",
+        proven,
+    ),
+    Section(
+        ('checkmate_batches',),
+        "Checkmate's largest batches",
+        """In 16 GB with parameters and their gradients, in the time of two forward
+        passes and backward (its Figure 6). Published are the batches of its branch
+        `mlsys20_artifact`, after minutes to two days of Gurobi, whose times are
+        operations; ours are in the times of the V100 that MOCCASIN's files have. A
+        batch above the bound is refused to every schedule of Checkmate's form: one
+        operation needs more memory, or all take more time.""",
+        batches,
+    ),
+)

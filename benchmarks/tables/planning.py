@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.tables import contest
 from benchmarks.tables.form import (
     Body,
     Section,
@@ -283,6 +284,7 @@ def first_plan(body: Body) -> str:
 
 
 SECTIONS = (
+    *contest.SECTIONS,
     Section(
         ('rivals_compare',),
         'Every planner on every shipped profile',

@@ -57,7 +57,8 @@ class ArenaCommand(base.Command):
             nargs='+',
             action='extend',
             metavar='NAME',
-            help='only instances whose names begin so, such as checkmate/unet',
+            help='only instances whose names begin so, such as checkmate/unet; '
+            'chains/SEED and tilings/SEED draw any',
         )
         parser.add_argument(
             '--limit',
@@ -92,6 +93,7 @@ def _run(args: argparse.Namespace) -> int:
     entrants = list(dict.fromkeys(args.entrant or ENTRANTS))
     instances.missing(instances.load_catalogue(), args.paths)
     found = instances.load_catalogue().instances(args.paths)
+    found += instances.draw(args.instance or ())
     if args.held is not None:
         found += instances.load_catalogue(args.held).instances(args.paths)
     if args.instance:

@@ -1,10 +1,11 @@
-"""What is printed of names that others have chosen."""
+"""What is printed of names that others have chosen, and what C code prints."""
 
 from __future__ import annotations
 
 import unicodedata
 
 import pytest
+from support import forks
 
 from chainer_hybridmem.reporting.tables import named_values, table
 from chainer_hybridmem.terminal import printable
@@ -39,3 +40,35 @@ def test_a_cell_is_a_cell() -> None:
     assert len({len(line) for line in lines[1:]}) == 1, 'what is shown is aligned'
     text = named_values('a\u202eb', [('c\nd', '\x9be')])
     assert text.isascii() and len(text.splitlines()) == 3
+
+
+TWO_THREADS = """
+import ctypes, threading
+from chainer_hybridmem.terminal import c_output_dropped
+
+printf, begun, over = ctypes.CDLL(None).printf, threading.Event(), threading.Event()
+
+def other():
+    with c_output_dropped():
+        begun.set()
+        over.wait()
+        printf(b'dropped by the other\\n')
+
+thread = threading.Thread(target=other)
+with c_output_dropped():
+    thread.start()
+    begun.wait()
+    for _ in range(10_000):
+        printf(b'dropped by both\\n')
+    print('by Python', flush=True)
+printf(b'dropped by the other\\n')
+over.set()
+thread.join()
+printf(b'shown again\\n')
+"""
+
+
+def test_c_output_is_dropped_until_the_last_thread_leaves() -> None:
+    done = forks.run('-c', TWO_THREADS)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.splitlines() == ['by Python', 'shown again']

@@ -161,8 +161,33 @@ backward
 Linear
 {"rank": 0}
 """
+# Forward 0 > 1 > 2 (the loss, which the file has in backward); backward 3 and 4.
+NETWORK = {
+    'nodes': [
+        {'id': 0, 'name': 'a', 'backward': False, 'cost_cpu': 10, 'cost_ram': 65536},
+        {'id': 1, 'name': 'b', 'backward': False, 'cost_cpu': 20, 'cost_ram': 32768},
+        {'id': 2, 'name': 'Loss', 'backward': True, 'cost_cpu': 5, 'cost_ram': 128},
+        {'id': 3, 'name': 'b_backward', 'backward': True, 'cost_cpu': 40}
+        | {'cost_ram': 32768},
+        {'id': 4, 'name': 'a_backward', 'backward': True, 'cost_cpu': 30}
+        | {'cost_ram': 65536},
+    ],
+    'links': [
+        {'source': source, 'target': target}
+        for source, target in [(0, 1), (1, 2), (2, 3), (0, 3), (1, 3), (3, 4), (0, 4)]
+    ],
+}
+
+
+def network(**nodes):
+    """The network's file, of whose nodes something is another value."""
+    changed = [node | nodes.get(node['name'], {}) for node in NETWORK['nodes']]
+    return json.dumps(NETWORK | {'nodes': changed}).encode()
+
+
 FILES = {
     'checkmate': CHAIN,
+    'moccasin': network(),
     'monet': CHAIN,
     'simrd': LOG.replace(b'"v2"', b'"b"'),
     'execution-trace': TRACE,
@@ -332,6 +357,15 @@ def test_a_graph_adds_gradients_in_place(tmp_path):
     assert profile.storages[last].freed_at < 0
 
 
+def test_a_network_of_moccasin_is_accounted_as_checkmate_does(tmp_path):
+    profile = import_profile('moccasin', written(tmp_path, 'n.json', network()), LINK)
+    assert [op.forward for op in profile.operations] == [-1, -1, -1, 1, 0, -1]
+    assert profile.first_backward == 3 and profile.initial_bytes == 0
+    assert [s.nbytes for s in profile.storages[:3]] == [65536, 32768, 1024]
+    seconds = [op.device_seconds for op in profile.operations[:3]]
+    assert seconds == pytest.approx([1e-4, 2e-4, 5e-5])
+
+
 def test_a_snapshot_has_mallocs_and_frees(tmp_path):
     path = written(tmp_path, 's.pickle', FILES['snapshot'])
     profile = import_profile('snapshot', path, LINK)
@@ -351,7 +385,8 @@ def test_a_snapshot_of_our_own_comes_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'kind', ['checkmate', 'monet', 'simrd', 'execution-trace', 'kusumoto']
+    'kind',
+    ['checkmate', 'moccasin', 'monet', 'simrd', 'execution-trace', 'kusumoto'],
 )
 def test_what_comes_out_can_be_planned(kind, tmp_path):
     profile = import_profile(kind, written(tmp_path, 'f', FILES[kind]), LINK)
@@ -363,6 +398,21 @@ def test_what_comes_out_can_be_planned(kind, tmp_path):
 
 WRONG = {
     'checkmate': [b'', b'text', pickle.dumps([]), pickle.dumps({'a': 1}), CHAIN[:-40]],
+    'moccasin': [
+        b'',
+        b'[]',
+        b'{"nodes": [], "links": []}',
+        b'{"nodes": [3], "links": []}',
+        network(a={'id': 1}),
+        network(a={'name': 'b'}),
+        network(a={'cost_ram': -5000}),
+        network(a={'cost_ram': 2**70}),
+        network(b={'cost_cpu': -1}),
+        network(b={'cost_cpu': float('inf')}),
+        network(b_backward={'name': 'c_backward'}),
+        json.dumps(NETWORK | {'links': [{'source': 0, 'target': -1}]}).encode(),
+        json.dumps(NETWORK | {'links': [{'source': 3, 'target': 1}]}).encode(),
+    ],
     'monet': [
         b'',
         pickle.dumps([]),

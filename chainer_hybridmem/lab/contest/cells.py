@@ -25,9 +25,9 @@ from chainer_hybridmem import timing
 from chainer_hybridmem.errors import HybridMemoryError, OptionError, UnknownNameError
 from chainer_hybridmem.lab.contest import checkmate_rules, monet_rules
 from chainer_hybridmem.lab.contest.instances import (
-    CHECKMATE,
     LAYOUT,
     MONET,
+    STAGED,
     Instance,
     Known,
 )
@@ -51,7 +51,7 @@ from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_p
 from chainer_hybridmem.planning.records.profile import Link, Profile
 from chainer_hybridmem.planning.records.rules import check_rules, pairs_of
 from chainer_hybridmem.planning.records.validation import check_plan
-from chainer_hybridmem.planning.search.bound import bound_of_schedules
+from chainer_hybridmem.planning.search.bound import TRUST, bound_of_schedules
 from chainer_hybridmem.planning.search.candidates import (
     KEEP,
     RECOMPUTE,
@@ -154,7 +154,7 @@ def list_cells(
     plans = [*TRIVIAL_PLANS, *(name for name in names if _plans(name))]
     layouts = [*TRIVIAL_LAYOUTS, *(name for name in names if name in LAYOUTS)]
     bounds = [name for name in names if name == BOUND]
-    by_kind = {LAYOUT: layouts, CHECKMATE: [*plans, *bounds]}  # bounds come last
+    by_kind = {LAYOUT: layouts, **{kind: [*plans, *bounds] for kind in STAGED}}
     return [
         Cell(instance, known, entrant, time_limit)
         for instance in instances
@@ -303,7 +303,7 @@ def _bounds(cell: Cell, problem: Problem) -> Iterator[Answer]:
     bound = bound_of_schedules(problem, limit_bytes)
     yield {'bound': bound, MORE: True}
     left = LEAVES * cell.time_limit - 2 * (timing.now() - began)
-    if left > 0:
+    if left > 0 and bound < cell.best * (1 - TRUST):
         best = cell.best * (1 + 1e-9)
         whole = bound_of_schedules(problem, limit_bytes, best, left)
         bound = min(max(bound, whole), cell.best)
@@ -472,7 +472,7 @@ def _judge_plan(cell: Cell, problem: Problem, plan: Plan) -> float:
     check_plan(problem.profile, plan, limit_bytes)
     seconds = simulate(with_parts(problem, plan.parts), plan).total_seconds
     profile = problem.profile
-    if cell.instance.kind == CHECKMATE:
+    if cell.instance.kind in STAGED:
         verdict = checkmate_rules.judge_plan(profile, plan, limit_bytes)
     elif cell.instance.kind == MONET:
         graph = _monet_graph(cell.instance.path)

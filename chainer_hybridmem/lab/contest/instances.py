@@ -2,7 +2,8 @@
 
 ``catalogue.json`` says it. Instances of others are not shipped: their entry has
 repository, commit, path and checksum, and the user names a folder with the files. The
-limits of an instance are sizes, or shares of what plain Chainer needs for it.
+limits of an instance are sizes, or shares of what plain Chainer needs for it. Others
+are drawn from a seed, with an optimum that is known (:func:`draw`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError, OptionError
+from chainer_hybridmem.lab.contest import chains, tilings
 from chainer_hybridmem.lab.importing import import_profile
 from chainer_hybridmem.lab.pools import minimalloc
 from chainer_hybridmem.planning.layouts.trace import Trace
@@ -28,7 +30,10 @@ FORMAT = 'chainer_hybridmem/contest'
 VERSION = 1
 LINK = Link(1e-5, 12e9, 12e9)  # PCIe 3.0 x16, where a file knows none
 OWN = 'profile'
-CHECKMATE, MONET = 'checkmate', 'monet'
+CHECKMATE, MONET, MOCCASIN = 'checkmate', 'monet', 'moccasin'
+CHAIN, TILING = 'chain', 'tiling'  # drawn; their path is a seed
+STAGED = (CHECKMATE, MOCCASIN, CHAIN)  # whose plans keep Checkmate's constraints
+SEEDS = 10  # of each family that is drawn, unless others are asked for
 PLAN, LAYOUT = 'plan', 'layout'
 HELD = 'held'
 WHOLE = 2**60  # that shares are of, where two limits are compared
@@ -82,8 +87,8 @@ class Instance:
         name (str): Family and name.
         task (str): ``'plan'`` or ``'layout'``.
         kind (str): Of its file, as ``hybridmem import`` has it; ``'profile'`` is one of
-            this package's.
-        path (str): The file.
+            this package's; what is drawn.
+        path (str): The file, or the seed.
         times (str or None): A file of times.
         rules (tuple): Pairs of pattern and rule that every plan obeys.
         known (tuple of Known): Its limits.
@@ -110,6 +115,8 @@ class Instance:
         """
         if self.kind == OWN:
             profile = library.load_profile(self.path)
+        elif self.kind == CHAIN:
+            profile = chains.make_profile(chains.draw_chain(int(self.path)))
         else:
             profile = import_profile(self.kind, self.path, LINK, self.times)
         return make_problem(profile, rules=self.rules)
@@ -120,6 +127,8 @@ class Instance:
         Raises:
             FormatError: If the file cannot be read.
         """
+        if self.kind == TILING:
+            return tilings.draw_tiling(int(self.path)).trace
         with files.named(self.path):
             return minimalloc.loads(files.read_text(self.path))[0]
 
@@ -177,6 +186,35 @@ def _instance(
         rules=tuple((pattern, says) for pattern, says in entry.get('rules', ())),
         known=tuple(Known(**known) for known in entry['limits']),
     )
+
+
+def draw(names: Sequence[str] = ()) -> list[Instance]:
+    """Drawn instances of every family.
+
+    Args:
+        names: Begins of names that are asked for. ``chains/17`` is the chain of seed
+            17; a family without a seed has its first ones.
+    """
+    found = []
+    for family, drawn in (('chains', _chain), ('tilings', _tiling)):
+        told = [name.partition('/') for name in names]
+        seeds = [n for begin, _, n in told if begin == family and n.isdecimal()]
+        found += [drawn(f'{family}/{n}', n) for n in seeds or map(str, range(SEEDS))]
+    return found
+
+
+def _chain(name: str, seed: str) -> Instance:
+    chain = chains.draw_chain(int(seed))
+    best = chains.fastest_seconds(chain)
+    limit = f'{chains.limit_of(chain) // chains.MAP_BYTES}MiB'
+    known = Known(limit, best, best, 'closed formula')
+    return Instance(name, PLAN, CHAIN, seed, None, (('*', 'no swap'),), (known,))
+
+
+def _tiling(name: str, seed: str) -> Instance:
+    best = float(tilings.MEMORY_BYTES)
+    known = Known(str(tilings.MEMORY_BYTES), best, best, 'construction')
+    return Instance(name, LAYOUT, TILING, seed, None, (), (known,))
 
 
 def at_limits(instance: Instance, limits: Sequence[str]) -> Instance:

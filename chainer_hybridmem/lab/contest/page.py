@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ Row = Mapping[str, Any]
 NONE = '-'
 LEVEL = 1e-9  # of a value; what is this much better is as good
 PROVEN = 1e-5  # of a bound, which is lowered by its solver's tolerances
+DEFAULTS = {'plan': 'hybrid', 'layout': 'exact'}
 UNIT = 1e-5  # seconds; of Checkmate's and MONeT's objectives
 
 HEAD = (
@@ -25,6 +27,21 @@ HEAD = (
     "than a unit of a solver's objective: the published one, or "
     'ours for every schedule of the form that the family has, or for all plans of this '
     'package.'
+)
+FAMILY_HEAD = (
+    'family',
+    'limits',
+    'by',
+    'above the best known, at most',
+    'at or below published',
+    'proven optimal',
+    'above a bound, at most',
+    'longest s',
+)
+LOST_HEAD = ('instance', 'limit', 'best known', 'by', 'ours', 'above it', 'a bound')
+FAMILIES = (
+    'What the default planner and the default layout find, what is lost first; the '
+    'best known counts, whoever has found it, and what an optimum is by construction.'
 )
 
 
@@ -70,20 +87,91 @@ def _case(row: Row) -> tuple[str, str]:
 
 
 def tables(body: Mapping[str, Any]) -> list[Table]:
-    """All tables of a contest's results."""
+    """All tables of a contest's results: the families with what is lost first."""
     rows = scored(body['rows'])
-    made = []
+    by_family: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_family.setdefault(row['instance'].partition('/')[0], []).append(row)
+    made = _summary(by_family)
     for task, title in (('plan', 'Plans'), ('layout', 'Layouts')):
         chosen = [row for row in rows if row['task'] == task]
         if chosen:
             made.append(_standings(f'{title}: the entrants', chosen))
-            families = dict.fromkeys(r['instance'].partition('/')[0] for r in chosen)
-            if task == 'plan':
-                chosen += [row for row in rows if _bounds(row)]
-            for family in families:
-                own = [r for r in chosen if r['instance'].startswith(f'{family}/')]
-                made.append(_family(f'{title}: {family}', own, task))
+            for family, own in by_family.items():
+                if any(row['task'] == task for row in own):
+                    made.append(_family(f'{title}: {family}', own, task))
     return made
+
+
+def cases(rows: Sequence[Row]) -> list[Row]:
+    """Answers of the defaults in scored rows of one family.
+
+    Returns:
+        list of dict: Rows with the ``nearest`` of both bounds, what they have
+        ``lost`` to the best known and left ``open`` to a bound, as shares that are
+        infinite where nothing is found, and whether they are ``proven`` optimal.
+    """
+    found: list[Row] = []
+    for row in rows:
+        if row['entrant'] != DEFAULTS.get(row['task']):
+            continue
+        own = _own_bound([r for r in rows if _case(r) == _case(row)], rows)
+        bound = max((b for b in (own, row['bound_known']) if b), default=None)
+        lost = 1 / row['score'] - 1 if row['fits'] else math.inf
+        left = row['value'] / bound - 1 if row['fits'] and bound else math.inf
+        proof = '' if lost > LEVEL else _proof(row, own, row['task'])
+        more = {'nearest': bound, 'lost': lost, 'open': max(left, 0.0)}
+        found.append({**row, **more, 'proven': proof.startswith('proven')})
+    return found
+
+
+def _own_bound(rows: Sequence[Row], family: Sequence[Row]) -> float | None:
+    """Ours: of every schedule where a family has such bounds, else of our plans."""
+    any_schedule = any(map(_bounds, family))
+    proofs = [row for row in rows if _bounds(row) or not any_schedule]
+    return max((row['bound'] for row in proofs if row['bound']), default=None)
+
+
+def _summary(by_family: Mapping[str, Sequence[Row]]) -> list[Table]:
+    """Families, and the answers of the defaults that are no best known."""
+    found = {family: cases(rows) for family, rows in by_family.items()}
+    worst = {
+        name: max(case['lost'] for case in own) for name, own in found.items() if own
+    }
+    lines: list[tuple[str, ...]] = []
+    for name in sorted(worst, key=lambda name: -worst[name]):
+        own = found[name]
+        known = [case for case in own if case['known_by']]
+        lines.append(
+            (
+                name,
+                str(len(own)),
+                own[0]['entrant'],
+                _more(worst[name]),
+                f'{sum(_ratio(c) <= 1 + LEVEL for c in known)} of {len(known)}',
+                f'{sum(case["proven"] for case in own)} of {len(own)}',
+                _more(max(case['open'] for case in own)),
+                max((_spent(case) for case in own), key=float),
+            )
+        )
+    made = [Table('Families', FAMILY_HEAD, lines, FAMILIES)] if lines else []
+    lost = [case for own in found.values() for case in own if case['lost'] > LEVEL]
+    lost.sort(key=lambda case: -case['lost'])
+    if lost:
+        made.append(Table('What is lost', LOST_HEAD, [_lost(case) for case in lost]))
+    return made
+
+
+def _lost(case: Row) -> tuple[str, ...]:
+    show = '{:,.0f}'.format if case['task'] == 'layout' else _seconds
+    by = case['known_by'] if case['best_known'] == case['best'] else 'another entrant'
+    ours = show(case['value']) if case['fits'] else 'none'
+    cells = case['instance'], case['limit'], show(case['best']), by, ours
+    return *cells, _more(case['lost']), _shown(case['nearest'], show)
+
+
+def _more(share: float) -> str:
+    return 'not found' if share == math.inf else f'{share:.2%}'
 
 
 def _standings(title: str, rows: Sequence[Row]) -> Table:
@@ -168,8 +256,7 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
         first = own[0]
         trivial = [r for r in own if r['trivial'] and r['fits']]
         least = min(trivial, key=lambda r: r['value'], default=None)
-        proofs = [r for r in own if _bounds(r) or not any_schedule]
-        bound = max((r['bound'] for r in proofs if r['bound']), default=None)
+        bound = _own_bound(own, rows)
         cells = [
             instance.partition('/')[2],
             limit,
@@ -261,7 +348,7 @@ def as_markdown(body: Mapping[str, Any]) -> str:
     parts = ['# The arena', _head(body)]
     for table in tables(body):
         lines = [table.header, ('---',) * len(table.header), *table.rows]
-        parts += [f'## {table.title}']
+        parts += [f'## {table.title}', *filter(None, [table.text])]
         parts.append(
             '\n'.join('| ' + ' | '.join(map(_cell, row)) + ' |' for row in lines)
         )
@@ -283,7 +370,8 @@ def as_html(body: Mapping[str, Any]) -> str:
             for row in table.rows
         )
         parts.append(
-            f'<h2>{html.escape(table.title)}</h2><table><thead><tr>{header}</tr></thead>'
+            f'<h2>{html.escape(table.title)}</h2><p>{html.escape(table.text)}</p>'
+            f'<table><thead><tr>{header}</tr></thead>'
             f'<tbody>{rows}</tbody></table>'
         )
     parts.append(f'<p>{html.escape(_foot(body))}</p>')

@@ -17,6 +17,7 @@ from chainer_hybridmem.lab.importing import (
     checkmate,
     execution_traces,
     kusumoto,
+    moccasin,
     monet,
     simrd,
     snapshots,
@@ -45,7 +46,13 @@ class Kind:
 
 def _checkmate(data: bytes, times: bytes | None, link: Link) -> Profile:
     graph = checkmate.read_solution(data, times)
-    return checkmate.graph_profile(graph, link, "MONeT's schedule zoo")
+    name = "P100 16 GB (MONeT's schedule zoo)"
+    return checkmate.graph_profile(graph, link, name)
+
+
+def _moccasin(data: bytes, _: bytes | None, link: Link) -> Profile:
+    graph = moccasin.read_graph(data)
+    return checkmate.graph_profile(graph, link, "V100 (MOCCASIN's repository)")
 
 
 KINDS: dict[str, Kind] = {
@@ -58,6 +65,7 @@ KINDS: dict[str, Kind] = {
         "MONeT's solutions of mode inplace_normal, counted as MONeT counts",
         lambda data, _, link: monet.graph_profile(monet.read_graph(data), link),
     ),
+    'moccasin': Kind("Checkmate's networks as JSON, as MOCCASIN has them", _moccasin),
     'simrd': Kind(
         "logs of DTR's simulator",
         lambda data, _, link: simrd.read_log(data, link),

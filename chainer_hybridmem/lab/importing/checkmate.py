@@ -110,7 +110,7 @@ def read_solution(data: bytes, times: bytes | None = None) -> TrainingGraph:
             ),
             fixed_kib=round(int(nodes[-1].state['fixed_mem']) / KIB),
         )
-    _check(graph)
+    check_graph(graph)
     return graph
 
 
@@ -174,7 +174,12 @@ def labels_of(nodes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     return tuple(f'/{i}/{name}' for i, name in zip(places, names, strict=True))
 
 
-def _check(graph: TrainingGraph) -> None:
+def check_graph(graph: TrainingGraph) -> None:
+    """Refuses a graph that cannot run in its order.
+
+    Raises:
+        FormatError: With the operation.
+    """
     for i, sources in enumerate(graph.reads):
         if not all(0 <= source < i for source in sources):
             raise FormatError(
@@ -192,7 +197,7 @@ def graph_profile(graph: TrainingGraph, link: Link, name: str) -> Profile:
     Args:
         graph: As read.
         link: The path to host memory, for those who want to know what it would give.
-        name: Where the graph comes from.
+        name: Of the device, and where the graph comes from.
     """
     nodes = [
         Node(
@@ -205,11 +210,7 @@ def graph_profile(graph: TrainingGraph, link: Link, name: str) -> Profile:
         )
         for i in range(graph.size)
     ]
-    device = {
-        'kind': 'import',
-        'name': f'P100 16 GB ({name})',
-        'unit_seconds': UNIT_SECONDS,
-    }
+    device = {'kind': 'import', 'name': name, 'unit_seconds': UNIT_SECONDS}
     buffers = [Buffer(kib * KIB) for kib in graph.kib]
     return build_profile(nodes, buffers, link, device, graph.fixed_kib * KIB)
 

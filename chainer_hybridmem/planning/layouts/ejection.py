@@ -131,10 +131,7 @@ class Ejection:
         """Adds the small blocks; in the order of offsets none comes to lie higher."""
         order = self._large[np.argsort(large_offset, kind='stable')]
         order = np.concatenate([order, self._small])
-        nowhere = np.zeros(len(order), bool)
-        return place_in_order(
-            self._blocks, Start('ejection', order, FIRST_FIT, nowhere)
-        )
+        return place_in_order(self._blocks, Start('ejection', order, FIRST_FIT))
 
 
 @compiled(

@@ -8,7 +8,8 @@ any number of others.
 :func:`exact` goes on where that leaves something: no layout is smaller than the peak
 load, so one that reaches it is optimal, proven by its own size. It places in several
 orders (:mod:`.placement`) and searches all layouts that a capacity has room for, which
-may also prove that there is none (:mod:`.canonical`). Where neither comes to an end,
+may also prove that there is none (:mod:`.canonical`), after blocks that fill rectangles
+have been tried as one (:mod:`.gluing`). Where neither comes to an end,
 blocks that are in the way of others look for other places (:mod:`.ejection`).
 
 Note: [very many buffers]
@@ -30,6 +31,7 @@ import numpy as np
 from chainer_hybridmem.planning.layouts import canonical, placement
 from chainer_hybridmem.planning.layouts.canonical import ENDLESS, Canonical
 from chainer_hybridmem.planning.layouts.ejection import Ejection
+from chainer_hybridmem.planning.layouts.gluing import glue
 from chainer_hybridmem.planning.layouts.layout import Layout
 from chainer_hybridmem.planning.layouts.placement import (
     BEST_FIT,
@@ -54,6 +56,7 @@ SEARCH_TIMES = 4  # as many pairs for the search at the bound,
 FEW_BLOCKS = 500  # of up to so many; fewer times as many of more blocks
 BISECTIONS, BISECTING_SHARE = 4, 0.4  # above it: how many, and of the pairs for each
 EJECTING_SHARE = 0.2  # of the pairs
+GLUED_PART = 8  # of the blocks, and of the pairs, where that much can be glued
 HOPELESS_PART = 8  # of the pairs, where no layout can be small enough
 # See Note: [very many buffers].
 MOST_BLOCKS = 5000
@@ -153,6 +156,13 @@ def _search(
     """Halves, again and again, what is open between the bound and the best layout."""
     if answer.nbytes <= enough or deadline.is_over:
         return answer
+    glued, take_apart = glue(blocks)
+    if GLUED_PART * len(glued.size) <= len(blocks.size):
+        found = _found(glued, pairs // GLUED_PART, deadline)
+        offset = take_apart(found.offset)
+        answer = answer.or_better(found.nbytes, offset, f'{found.name}, glued')
+        if answer.nbytes <= enough:
+            return answer
     search = Canonical(blocks, deadline)
     if not search.possible:
         return _eject(blocks, answer, pairs, enough, deadline)
@@ -207,8 +217,7 @@ def _filled(blocks: Blocks, pairs: int, deadline: Deadline) -> Answer:
     settled = np.concatenate([large, others[lasting[others]]])[:MOST_SETTLED]
     placed = take_part(blocks, settled)
     order = np.arange(len(settled))
-    nowhere = np.zeros(len(settled), bool)
-    start = Start('by offset', order, FIRST_FIT, nowhere)
+    start = Start('by offset', order, FIRST_FIT)
     found = place_in_order(placed, start)
     result = np.zeros(len(size), np.int64)
     result[settled] = found.offset

@@ -30,8 +30,6 @@ NOWHERE = -1
         _i64[::1],
         _i64[:, ::1],
         _i64,
-        types.boolean[::1],
-        _i64,
         _i64[::1],
         _i64[::1],
     ),
@@ -43,8 +41,6 @@ def place(
     size: np.ndarray,
     spans: np.ndarray,
     fit: int,
-    above: np.ndarray,
-    capacity: int,
     offset: np.ndarray,
     placed: np.ndarray,
 ) -> int:
@@ -55,9 +51,6 @@ def place(
         size: Bytes of each, (n,) int64.
         spans: Lower, upper, second lower, second upper of each, (n, 4) int64.
         fit: :data:`FIRST_FIT` for the lowest hole, :data:`BEST_FIT` for the smallest.
-        above: Which of them go to the highest hole below ``capacity`` instead, at its
-            upper end, (n,) bool.
-        capacity: Bytes that are to suffice.
         offset: Result, (n,) int64.
         placed: Work, (n,) int64.
 
@@ -88,16 +81,11 @@ def place(
             if not meets:
                 continue
             hole = offset[j] - top
-            if hole >= need:
-                if above[i]:
-                    best = offset[j] - need
-                elif hole < smallest:
-                    best, smallest = top, hole
-                    if fit == FIRST_FIT:
-                        break
+            if hole >= need and hole < smallest:
+                best, smallest = top, hole
+                if fit == FIRST_FIT:
+                    break
             top = max(top, offset[j] + size[j])
-        if above[i] and capacity - top >= need:
-            best = capacity - need
         if best == NOWHERE:
             best = top
         offset[i] = best
@@ -193,7 +181,6 @@ class Start(NamedTuple):
     name: str
     order: np.ndarray  # (n,) int64
     fit: int
-    above: np.ndarray  # (n,) bool, see placement
 
 
 class Found(NamedTuple):
@@ -213,8 +200,6 @@ def place_in_order(blocks: Blocks, start: Start) -> Found:
         blocks.size,
         blocks.spans,
         start.fit,
-        start.above,
-        blocks.capacity,
         offset,
         work,
     )
@@ -225,21 +210,14 @@ def smartpool_start(blocks: Blocks, fit: int) -> Start:
     """SmartPool's way to place."""
     name = 'smartpool' if fit == BEST_FIT else 'smartpool-first-fit'
     order = np.argsort(-blocks.size, kind='stable')
-    return Start(name, order, fit, np.zeros(len(order), bool))
+    return Start(name, order, fit)
 
 
 def list_starts(blocks: Blocks) -> Iterator[Start]:
-    """Ways to place that are worth a try, SmartPool's among the first six.
-
-    In the last ones, what lives shorter than the mean goes to the top of the pool.
-    """
-    length = blocks.lengths()
-    nowhere = np.zeros(len(length), bool)
-    short = length < length.mean() if len(length) else nowhere
-    for above, where in ((nowhere, ''), (short, ', short ones above')):
-        for name, order in _orders(blocks, length):
-            yield Start(f'{name}, best fit{where}', order, BEST_FIT, above)
-            yield Start(f'{name}, first fit{where}', order, FIRST_FIT, above)
+    """Ways to place that are worth a try, SmartPool's among the first six."""
+    for name, order in _orders(blocks, blocks.lengths()):
+        yield Start(f'{name}, best fit', order, BEST_FIT)
+        yield Start(f'{name}, first fit', order, FIRST_FIT)
 
 
 def _orders(blocks: Blocks, length: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.planning.search.bound.model import Events, Model, Row, make_row
 from chainer_hybridmem.planning.search.bound.segments import Segments, choose_divisions
+from chainer_hybridmem.planning.search.bound.solver import run_solver
 from chainer_hybridmem.planning.simulation.problem import Problem
 
 
@@ -343,7 +343,7 @@ class Relaxation:
 
         model = self.model
         program = self.program()
-        result = run_aside(
+        result = run_solver(
             lambda: optimize.linprog(
                 program.cost,
                 A_ub=program.matrix,

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.jit import clock
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.search.bound.relaxation import ROUNDING
@@ -37,10 +36,10 @@ from chainer_hybridmem.planning.search.bound.reversal import (
     graph_of_schedules,
     seconds_of_passes,
 )
+from chainer_hybridmem.planning.search.bound.solver import run_solver
 from chainer_hybridmem.planning.search.bound.whole import TRUST
 from chainer_hybridmem.planning.simulation.in_core import fixed_load
 from chainer_hybridmem.planning.simulation.problem import Problem
-from chainer_hybridmem.terminal import c_output_on_stderr
 
 # Of the time left, for more and more parts of backward. For Checkmate's U-Net in 5 GiB,
 # two parts more each time, four stages apart, prove 2.0563 s; three, two stages apart,
@@ -318,7 +317,7 @@ class _Program:
 
         matrix, right = self._build()
         cost = np.array(self._cost)
-        result = run_aside(
+        result = run_solver(
             lambda: optimize.linprog(
                 cost, A_ub=matrix, b_ub=right, bounds=(0, 1), method='highs-ipm'
             )
@@ -376,16 +375,15 @@ class _Program:
             -np.inf,
             np.append(right, most),
         )
-        with c_output_on_stderr():
-            result = run_aside(
-                lambda: optimize.milp(
-                    cost,
-                    integrality=whole,
-                    bounds=optimize.Bounds(0, 1),
-                    constraints=rows,
-                    options={'time_limit': time_budget, 'mip_rel_gap': 1e-7},
-                )
+        result = run_solver(
+            lambda: optimize.milp(
+                cost,
+                integrality=whole,
+                bounds=optimize.Bounds(0, 1),
+                constraints=rows,
+                options={'time_limit': time_budget, 'mip_rel_gap': 1e-7},
             )
+        )
         floor: float | None = result.mip_dual_bound
         if result.status == 2 and 'nfeasible' in result.message:
             floor = most

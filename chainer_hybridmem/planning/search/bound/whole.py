@@ -7,16 +7,15 @@ import math
 
 import numpy as np
 
-from chainer_hybridmem.interrupts import run_aside
 from chainer_hybridmem.planning.search.bound.model import (
     Row,
     least_copy_seconds,
     make_row,
 )
 from chainer_hybridmem.planning.search.bound.relaxation import Relaxation
+from chainer_hybridmem.planning.search.bound.solver import run_solver
 from chainer_hybridmem.planning.simulation.problem import Problem
 from chainer_hybridmem.planning.simulation.work import KEEP, RECOMPUTE, SWAP
-from chainer_hybridmem.terminal import c_output_on_stderr
 
 TRUST = 1e-6  # share of the solver's bound given away for its tolerances
 
@@ -123,21 +122,20 @@ class WholeRelaxation:
         if nodes is not None:
             options['node_limit'] = nodes
         try:
-            with c_output_on_stderr():  # HiGHS prints some lines without being asked
-                result = run_aside(
-                    lambda: optimize.milp(
-                        program.cost,
-                        integrality=self._is_whole[program.used],
-                        bounds=optimize.Bounds(lower, upper),
-                        constraints=[
-                            optimize.LinearConstraint(
-                                program.matrix, -np.inf, program.right
-                            ),
-                            optimize.LinearConstraint(program.equal, 0, 0),
-                        ],
-                        options=options,
-                    )
+            result = run_solver(
+                lambda: optimize.milp(
+                    program.cost,
+                    integrality=self._is_whole[program.used],
+                    bounds=optimize.Bounds(lower, upper),
+                    constraints=[
+                        optimize.LinearConstraint(
+                            program.matrix, -np.inf, program.right
+                        ),
+                        optimize.LinearConstraint(program.equal, 0, 0),
+                    ],
+                    options=options,
                 )
+            )
         except ValueError as error:
             if 'vector::' not in str(error):
                 raise
