@@ -197,56 +197,6 @@ def test_usage(arguments, network, hybridmem):
     assert hybridmem('estimate', *network, *arguments)[0] == 2
 
 
-def test_algorithms_are_chosen_with_the_plan(network, hybridmem):
-    wide = ('--arch', 'own_networks:Wide', '--samples', 'wide.json')
-    arguments = ('estimate', *network, *wide, '--batchsize', '65536', *GPU)
-    limit = ('--memory-limit', '80%')
-    status, out, err = hybridmem(
-        *arguments, *limit, '--algorithms', '-o', 'p.json', '--json', 'e.json'
-    )
-    assert status == 0, err
-    with open('e.json') as file:
-        figures = json.load(file)
-    algorithms = figures['algorithms']
-    assert sum(algorithms['operations'].values()) == 8
-    assert any('winograd' in name for name in algorithms['operations'])
-    seconds = algorithms['iteration_seconds']
-    assert rows(figures)[DEFAULT]['iteration_seconds'] == seconds
-    assert algorithms['lower_bound_seconds'] <= seconds * (1 + 1e-9)
-    assert seconds <= algorithms['small_workspace_seconds']
-    for name, count in algorithms['operations'].items():
-        assert f'{count} {name}' in out
-    profile = library.load_profile('p.json')
-    assert (
-        max(op.workspace_bytes for op in profile.operations)
-        >= (algorithms['workspace_bytes'])
-    )
-    plain = hybridmem(*arguments, *limit, '--json', '-')
-    assert 'algorithms' not in json.loads(plain[1])
-
-
-def test_algorithms_where_nothing_fits(estimate):
-    figures = estimate(
-        '--batchsize', '8', *GPU, '--memory-limit', '100KB', '--algorithms'
-    )
-    assert not any(row['fits'] for row in figures['methods'])
-    assert figures['algorithms']['iteration_seconds'] is None
-
-
-@pytest.mark.parametrize(
-    'arguments, why',
-    [
-        (('--algorithms', '--memory-limit', '1GB', '--record-on', 'cpu'), 'cuDNN'),
-        ((*GPU, '--algorithms', '--convolution', 'im2col'), 'cuDNN'),
-        ((*GPU, '--algorithms', '--largest'), '--largest'),
-    ],
-)
-def test_algorithms_need_cudnn_and_one_batch_size(network, hybridmem, arguments, why):
-    status, _, err = hybridmem('estimate', *network, '--batchsize', '8', *arguments)
-    assert status != 0
-    assert why in err
-
-
 def test_rules(estimate):
     figures = estimate(
         *('--batchsize', '4096', *GPU, '--memory-limit', '2GB'),

@@ -78,7 +78,6 @@ def files(profile, folder, network, monkeypatch):
         (('estimate', *IN_4, '--planner', '', *GPU), 1, "There is no planner ''."),
         (('estimate', *IN_4, '--gpu', ''), 1, "no device model ''. Models: "),
         (('estimate', *IN_4, '--gpu', 'q.json'), 1, 'q.json cannot be read'),
-        (('estimate', *IN_4, '--algorithms'), 1, 'name a model (--gpu) whose'),
         (('estimate', *IN_4, '--sample-batches', '4', '2'), 1, '--sample-batches is'),
         (
             ('estimate', '--arch', 'no_imports:Net', '--batchsize', '4', *GPU),
