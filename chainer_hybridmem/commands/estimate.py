@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.forecasting.estimation import Estimator
-    from chainer_hybridmem.planning.records.profile import Profile
     from chainer_hybridmem.planning.simulation import Problem
 
 
@@ -44,7 +43,6 @@ COLUMNS = (
     Column('s / iteration', 'iteration_seconds', 'seconds'),
     Column('images / s', 'images_per_second', '{:.1f}'.format),
     *PREDICTED,
-    Column('largest batch', 'largest_batchsize'),
 )
 
 
@@ -65,11 +63,6 @@ class EstimateCommand(base.Command):
         arguments.add_network(parser, more=more)
         programs.add(parser, batch=True)
         estimating.add_device(parser)
-        parser.add_argument(
-            '--largest',
-            action='store_true',
-            help='also search the largest batch size that fits each way',
-        )
         arguments.add_output(parser, 'where to save the profile')
         arguments.add_json(parser)
         node_table.add(parser.add_argument_group('several GPUs'))
@@ -86,18 +79,14 @@ class EstimateCommand(base.Command):
         check_batchsize(batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
 
-        steps = len(methods) * (1 + args.largest)
-        steps += args.ranks is not None
+        steps = len(methods) + (args.ranks is not None)
         with estimating.open_progress(args, steps) as progress:
             sampled = estimating.obtain(args, program, progress)
             estimator = sampled.step.largest(batchsize)
             host_limit = estimating.host_limit_beside(args.memory_limit, estimator)
-
-            def problem_of(profile: Profile) -> Problem:
-                problem = arguments.problem_of(args, profile)
-                return with_host_limit(problem, host_limit)
-
-            problem = problem_of(estimator.profile(batchsize))
+            problem = with_host_limit(
+                arguments.problem_of(args, estimator.profile(batchsize)), host_limit
+            )
             limit_bytes = choose_limit(args.memory_limit, problem, estimator)
             if args.output is not None:
                 library.save(problem.profile, args.output)
@@ -105,13 +94,6 @@ class EstimateCommand(base.Command):
                 **sampled.named,
                 **summarise(estimator, problem, limit_bytes, methods, progress),
             }
-            if args.largest:
-                add_largest_batches(
-                    figures['methods'],
-                    lambda batchsize: problem_of(estimator.profile(batchsize)),
-                    limit_bytes,
-                    progress,
-                )
             if args.ranks is not None:
                 progress.step('planning for several GPUs')
                 figures['ranks'] = node_table.summarise(
@@ -119,13 +101,12 @@ class EstimateCommand(base.Command):
                 )
         if program is not None:
             tell_program(figures, program, sampled, limit_bytes)
-        text = _text(figures, args.largest)
+        text = _text(figures)
         if host_limit is not None:
             text += f'\n\n{estimating.ONE_RAM}'
         outputs.publish(text, figures, args.json)
         estimating.tell_note(sampled)
-        fits = any(r['fits'] or r.get('largest_batchsize') for r in figures['methods'])
-        return 0 if fits else 1
+        return 0 if any(row['fits'] for row in figures['methods']) else 1
 
 
 def tell_program(
@@ -204,38 +185,16 @@ def summarise(
     }
 
 
-def add_largest_batches(
-    rows: Sequence[dict[str, Any]],
-    problem_of: Callable[[int], Problem],
-    limit_bytes: int,
-    progress: Progress,
-) -> None:
-    """Adds the largest batch size for which each planner finds a plan; 0 for none."""
-    from chainer_hybridmem.forecasting.batches import find_largest_batch
-    from chainer_hybridmem.forecasting.estimation import MOST_PICTURES
-
-    def try_batch(batchsize: int) -> Problem:
-        progress.detail(f'looking for the largest batch: batch size {batchsize}')
-        return problem_of(batchsize)
-
-    for row in rows:
-        name = row['planner']
-        progress.step(f'looking for the largest batch of {name}')
-        found = find_largest_batch(try_batch, limit_bytes, MOST_PICTURES, name)
-        row['largest_batchsize'] = found.batchsize
-
-
 # -- text --------------------------------------------------------------------------
 
 
-def _text(figures: dict[str, Any], largest: bool) -> str:
+def _text(figures: dict[str, Any]) -> str:
     title = outputs.describe_network(figures)
     title = f'{title} on {figures["device"]["name"]}'
-    columns = COLUMNS if largest else COLUMNS[:-1]
     rows = [with_reason(row) for row in figures['methods']]
     parts = [
         named_values(title, _values(figures)),
-        figures_table(columns, rows),
+        figures_table(COLUMNS, rows),
     ]
     if 'ranks' in figures:
         parts.append(node_table.describe(figures['ranks']))

@@ -24,7 +24,7 @@ def estimate(network, hybridmem):
         assert out, err
         figures = json.loads(out)
         rows = figures['methods']
-        fits = any(row['fits'] or row.get('largest_batchsize') for row in rows)
+        fits = any(row['fits'] for row in rows)
         assert status == (0 if fits else 1), err
         return figures
 
@@ -37,9 +37,7 @@ def rows(figures):
 
 def test_a_gpu_that_is_not_there(network, hybridmem):
     arguments = ('estimate', *network, '--batchsize', '4096', *GPU)
-    status, out, err = hybridmem(
-        *arguments, '--largest', '-o', 'p.json', '--json', 'e.json'
-    )
+    status, out, err = hybridmem(*arguments, '-o', 'p.json', '--json', 'e.json')
     assert status == 0, err
     assert 'batch size 2' in err and 'batch size 4' in err
     assert out.startswith('own_networks:Tiny, 4096 pictures of 16x16 on Tesla V100')
@@ -54,30 +52,8 @@ def test_a_gpu_that_is_not_there(network, hybridmem):
     assert list(rows(figures)) == ['in-core', 'swap-all', DEFAULT]
     for row in figures['methods']:
         assert row['fits'] and row['images_per_second'] > 0
-        assert str(row['largest_batchsize']) in out
     assert rows(figures)['in-core']['overhead'] == 0
-    assert (
-        4096
-        < rows(figures)['in-core']['largest_batchsize']
-        < rows(figures)['swap-all']['largest_batchsize']
-    )
     assert hybridmem('compare', 'p.json', '--memory-limit', '90%')[0] == 0
-
-
-def test_the_largest_batch_size_is_one(estimate):
-    limit = ('--memory-limit', '20MiB')
-    largest = {
-        name: row['largest_batchsize']
-        for name, row in rows(
-            estimate('--batchsize', '8', *GPU, *limit, '--largest')
-        ).items()
-    }
-    for name, batchsize in largest.items():
-        fits = [
-            rows(estimate('--batchsize', str(b), *GPU, *limit))[name]['fits']
-            for b in (batchsize, batchsize + 1)
-        ]
-        assert fits == [True, False], (name, batchsize)
 
 
 def test_out_of_core(estimate, hybridmem, network):
@@ -95,7 +71,6 @@ def test_out_of_core(estimate, hybridmem, network):
     _, out, err = hybridmem('estimate', *network, *arguments)
     assert 'does not fit' in out and 'recording' not in err
     assert 'bound' in out and 'gap' in out
-    assert 'largest' not in out
 
 
 def test_convolution_through_patches_needs_more(estimate):
@@ -200,12 +175,11 @@ def test_usage(arguments, network, hybridmem):
 def test_rules(estimate):
     figures = estimate(
         *('--batchsize', '4096', *GPU, '--memory-limit', '2GB'),
-        *('--rule', 'Tanh=swap', '--largest'),
+        *('--rule', 'Tanh=swap'),
     )
     found = rows(figures)
     assert "'in-core' cannot obey the rules" in found['in-core']['reason']
-    assert found['in-core']['largest_batchsize'] == 0
-    assert found[DEFAULT]['fits'] and found[DEFAULT]['largest_batchsize'] > 4096
+    assert found[DEFAULT]['fits']
     assert found[DEFAULT]['swap'] >= 4
     (cost,) = figures['rules']
     assert (cost['pattern'], cost['says'], cost['maps']) == ('Tanh', 'swap', 4)

@@ -54,11 +54,11 @@ def python(*arguments):
 
 USUAL = {
     *('--arch', '--batchsize', '--batch-arg', '--gpu', '--memory-limit'),
-    *('--largest', '--output', '--json'),
+    *('--output', '--json'),
 }
 
 
-def test_the_help_of_estimate_begins_with_eight_flags(hybridmem):
+def test_the_help_of_estimate_begins_with_seven_flags(hybridmem):
     _, out, _ = hybridmem('estimate', '--help')
 
     usage, _, text = out.partition('\n\n')
