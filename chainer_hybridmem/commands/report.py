@@ -131,10 +131,8 @@ def read_runs(
         plan, timeline = library.load_plan(plan_path), None
         planned_iteration.check_plan(profile, plan, plan_path, path)
         if number < len(measured):
-            timeline = library.load_timeline(measured[number])
-            planned_iteration.check_measured(
-                timeline, measured[number], plan, plan_path
-            )
+            path_of = measured[number]
+            timeline = planned_iteration.load_measured(path_of, plan, plan_path)
         found.append(Run(names[number], plan, timeline))
     return found
 
