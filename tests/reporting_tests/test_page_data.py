@@ -38,8 +38,8 @@ from chainer_hybridmem.reporting.page.data import (
     thin_operations,
     thin_samples,
 )
+from chainer_hybridmem.reporting.page.differences import PASSED
 from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
-from chainer_hybridmem.reporting.page.reasons import PASSED
 from chainer_hybridmem.reporting.rows import as_table
 
 PUBLISHED = {
@@ -300,3 +300,20 @@ def test_pages_are_small():
     assert len(make_page(data)) < MEGABYTE
     assert max(data['runs'][0]['moments']['load_bytes']) == problem.in_core_peak_bytes
     assert len(data['runs'][0]['moments']['load_bytes']) < len(profile.operations)
+
+
+def test_gradients_from_before_are_no_inputs():
+    """A profile that names them no better: they get the name of their kind."""
+    profile = library.load_profile('shipped:resnet50-b8-host')
+    unnamed = {s.id for s in profile.storages if s.label == 'input'}
+    kinds = {i: profile.storages[i].category for i in unnamed}
+    assert Category.GRADIENT in kinds.values() and Category.INPUT in kinds.values()
+    problem = make_problem(profile)
+    limit = int(0.6 * problem.in_core_peak_bytes)
+    plan = make_plan(problem, limit, 'swap-all')
+    data = make_data(profile, [Run('plan', plan)], 'p', sweep_seconds=0)
+    storages, names = data['storages'], data['names']
+    shown = dict(zip(storages['id'], storages['name'], strict=True))
+    assert all(names[shown[i]] == kinds[i].value for i in unnamed & shown.keys())
+    layers = [names[row['name']] for row in data['runs'][0]['prices']['layers']]
+    assert 'gradient' in layers

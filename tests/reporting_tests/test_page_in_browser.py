@@ -264,17 +264,10 @@ def test_the_page_says_what_to_do_next(browser, path, data):
         assert (saved if advice['more'] else 'less would do as well') in text
 
 
-def test_the_page_says_why_plans_differ(browser, path, data):
+def test_the_page_says_what_plans_treat_otherwise(browser, path):
     browser.open(path, 1280, 800, False)
     text = browser.run("document.querySelector('.differences').textContent")
-    for words in (
-        'feature maps are treated otherwise',
-        'What the plans were made with',
-        'Why peaks differ: at the peak of ',
-    ):
-        assert words in text
-    names = [row['name'] for row in data['differences'][0]['reasons']['settings']]
-    assert names and all(name in text for name in names)
+    assert 'feature maps are treated otherwise' in text
 
 
 def test_the_bar_tells_the_moment(browser, path, data):

@@ -129,10 +129,6 @@ def test_plans_with_parts_know_the_peak_of_the_whole(data, peak, monkeypatch):
     assert shown['profile']['in_core_peak_bytes'] == peak
     places = {(part.operation, part.function) for part in plan.parts}
     assert shown['runs'][0]['figures']['parts'] == len(places)
-    other = make_plan(profile, 3_800_000, 'pooch')
-    both = make_data(profile, [Run('a', plan), Run('b', other)], 'p', sweep_seconds=0)
-    rows = both['differences'][0]['reasons']['parts']
-    assert rows and all(row['ways'][0] != row['ways'][1] for row in rows)
 
 
 @pytest.fixture(scope='module')

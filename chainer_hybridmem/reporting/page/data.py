@@ -28,6 +28,11 @@ from chainer_hybridmem.reporting.page.composition import (
     Presence,
     compose,
 )
+from chainer_hybridmem.reporting.page.differences import (
+    Side,
+    differing_operations,
+    find_differences,
+)
 from chainer_hybridmem.reporting.page.figures import (
     Figures,
     Run,
@@ -39,11 +44,6 @@ from chainer_hybridmem.reporting.page.figures import (
     sweep_figures,
 )
 from chainer_hybridmem.reporting.page.prices import find_prices
-from chainer_hybridmem.reporting.page.reasons import (
-    Side,
-    differing_operations,
-    find_differences,
-)
 from chainer_hybridmem.reporting.palette import (
     COLOURS,
     GROUP_COLOURS,

@@ -257,67 +257,8 @@
       e('div', {class: 'columns'},
         rows.length ? h.table('feature maps treated otherwise',
           ['feature map', ...titles(), 'bytes'], rows) : null,
-        found.operations.length ? paceTable(0, base, titles()) : null),
-      ...reasons(`${base}.reasons`, found, titles));
+        found.operations.length ? paceTable(0, base, titles()) : null));
   };
-
-  // What differs besides the decisions: settings, positions, replays, parts and peaks.
-  function reasons(base, found, titles) {
-    const {settings, moved, replays, parts, peaks} = found.reasons;
-    const plain = !found.maps && !settings.length && !moved.maps && !parts.length && replays.same;
-    if (plain) {
-      return [e('p', {}, 'The plans do the same at the same operations', found.measured
-        ? ': what differs was measured.' : '.')];
-    }
-    const tables = [
-      ...(settings.length ? [e('div', {}, e('h4', {}, 'What the plans were made with'),
-        h.table('settings that differ', ['', ...titles()], settings.map((row, i) => [
-          name(`${base}.settings.${i}.name`),
-          ...[0, 1].map((side) => h.value(`${base}.settings.${i}.values.${side}`, row.unit)),
-        ])))] : []),
-      ...(parts.length ? [e('div', {}, e('h4', {}, 'Functions in parts'),
-        h.table('functions in other parts', ['function', ...titles()], parts.map((row, i) => [
-          name(`names.${row.name}`),
-          ...[0, 1].map((side) => name(`${base}.parts.${i}.ways.${side}`)),
-        ])))] : []),
-      ...(replays.same ? [] : [e('div', {}, e('h4', {}, 'What is run again'),
-        h.table('replays', ['', ...titles()], [
-          ['replays', 'count'], ['of these only in this plan', 'alone'],
-        ].map(([title, key]) => [title,
-          ...[0, 1].map((side) => number(`${base}.replays.${key}.${side}`, 'count'))])),
-        replays.alone[0] + replays.alone[1] ? null
-          : e('p', {}, 'They run in another order, or keep and free other storages.'))]),
-      ...(moved.maps ? [e('div', {}, e('h4', {}, 'When maps leave and return'),
-        e('p', {}, number(`${base}.moved.maps`, 'count'), ' feature maps that both plans treat ' +
-          'alike move at other operations, ', number(`${base}.moved.bytes`, 'bytes'),
-        ' in all; the largest ones, each before the operation with this number:'),
-        h.table('feature maps that move at other operations', ['feature map', 'what', ...titles()],
-          moved.largest.slice(0, DIFFERING).map(([storage, , unit], i) => [
-            h.storageButton(storage), name(`${base}.moved.largest.${i}.1`),
-            ...[3, 4].map((place) => h.value(`${base}.moved.largest.${i}.${place}`, unit)),
-          ]), 2))] : []),
-    ];
-    return [e('div', {class: 'columns'}, ...tables),
-      e('div', {class: 'columns'}, ...peaks.map((peak, i) => peakTable(`${base}.peaks.${i}`, peak, titles)))];
-  }
-
-  // What both runs have in memory at the peak of one of them, where that differs.
-  function peakTable(base, peak, titles) {
-    const both = (path) => [0, 1].map((side) => number(`${base}.${path}.${side}`, 'bytes'));
-    const rows = peak.largest.slice(0, DIFFERING).map(([storage, ...sizes], i) => [
-      h.storageButton(storage),
-      ...[1, 2].map((place) => (sizes[place - 1] ? number(`${base}.largest.${i}.${place}`, 'bytes') : '–')),
-    ]);
-    return e('div', {}, e('h4', {}, 'Why peaks differ: at the peak of ', titles()[peak.run], ', ',
-      momentButton(nearest(h.data.runs[0].moments, peak.operation), `names.${peak.name}`)),
-    h.table('memory at the peak', ['there', ...titles()], [
-      ['all', ...both('load_bytes')],
-      ...(peak.replay_bytes[0] + peak.replay_bytes[1] ? [['replay under way', ...both('replay_bytes')]] : []),
-      ...rows,
-    ]),
-    peak.storages > rows.length ? e('p', {class: 'soft'}, 'The largest of ',
-      number(`${base}.storages`, 'count'), ' storages that only one of them has there.') : null);
-  }
 
   // Operations whose times differ most, with what they wait for and replay.
   function paceTable(run, base, titles) {
