@@ -184,7 +184,7 @@ def _commands() -> Iterator[str]:
     yield WRITTEN
     yield _wrapped(
         '`PROFILE` is a file, or `shipped:NAME` for one of the profiles that come with '
-        'the package (`hybridmem compare --list-profiles`). `8GiB` and `8G` are '
+        'the package ([`compare`](#hybridmem-compare) names them). `8GiB` and `8G` are '
         '8 · 2^30 bytes, `8GB` are 8 · 10^9; a limit in percent is a share of the '
         'in-core peak.'
     )

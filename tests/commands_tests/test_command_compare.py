@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import sys
 
 import pytest
@@ -302,11 +303,11 @@ def test_a_picture_that_cannot_be_drawn_stops_it_at_once(profile, refused, monke
 
 
 def test_shipped_profiles_are_listed(folder, hybridmem):
-    status, out, _ = hybridmem('compare', '--list-profiles', '--json', 'l.json')
-    assert status == 0
-    rows = json.loads((folder / 'l.json').read_text())
-    assert [row['profile'] for row in rows] == shipped_profiles()
-    assert all(name in out for name in shipped_profiles())
+    _, out, _ = hybridmem('compare', '--help')
+    _, _, err = hybridmem('compare', *LIMIT)
+    for told in (out, err):
+        words = re.sub(r'-\s+', '-', told)  # argparse breaks lines at hyphens
+        assert all(name in words for name in shipped_profiles())
 
 
 def test_a_shipped_profile(folder, hybridmem):

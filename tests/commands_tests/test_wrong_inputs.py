@@ -68,7 +68,6 @@ def files(profile, folder, network, monkeypatch):
         ((*PLAN, '--manual', ''), 1, "'' cannot be read"),
         ((*PLAN, '-o', 'dir'), 1, 'has this name. Name another file.'),
         ((*PLAN, '-o', 'none/x'), 1, 'no folder none. Name another file.'),
-        (('compare', '--list-profiles', '--json', 'none/x'), 1, 'no folder none'),
         (('compare', 'p.json', '--memory-limit', '-3GB'), 2, "size is '-3GB'; it must"),
         (('layout', 'p.json', '--plan', 'q.json'), 1, 'error: q.json cannot be read'),
         (('layout', 'p.json', '--plan', 'few.json'), 1, 'decides about 1 feature'),
