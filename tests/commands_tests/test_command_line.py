@@ -462,7 +462,7 @@ def redirected(redirection, *arguments):
 @pytest.mark.parametrize(
     'arguments',
     [
-        ('plan', 'p.json', *HALF),
+        ('plan', 'p.json', '--memory-limit', '45MiB'),
         ('plan', 'p.json', '--memory-limit', '45MiB', '-o', 'plan.json'),
     ],
 )
