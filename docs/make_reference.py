@@ -362,7 +362,7 @@ def _api() -> Iterator[str]:
     yield from (f'.. autoclass:: {name}' for name in classes)
     yield _heading('What functions return')
     yield from (f'.. autoclass:: chainer_hybridmem.{name}' for name in RETURNED)
-    yield _heading('Suites for planners and devices of other packages')
+    yield _heading('The suite for planners of other packages')
     yield from (
         f'.. autoclass:: chainer_hybridmem.testing.{name}\n   :no-members:'
         for name in testing.__all__
