@@ -183,7 +183,6 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             f'{format_seconds(f["stall_seconds"])}, '
             f'{format_count(f["stalls"], "stall")}',
         ),
-        *(_stall(stall) for stall in f['longest_stalls']),
         (
             'planning',
             f'{format_seconds(f["planning_seconds"])}, '
@@ -205,11 +204,6 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         options = ', '.join(f'{key}={value}' for key, value in f['options'].items())
         rows.append(('options', options))
     return rows
-
-
-def _stall(stall: dict[str, Any]) -> tuple[str, str]:
-    seconds, start = stall['seconds'], stall['start_seconds']
-    return f'  {format_seconds(seconds)}', f'{stall["cause"]}, at {start:.3f} s'
 
 
 EXPECTED = (
