@@ -72,11 +72,6 @@ class CompareCommand(base.Command):
         which.add_argument('--all', action='store_true', help='compare all planners')
         arguments.add_time_budget(parser)
         arguments.add_problem(parser, 'host_limit')
-        parser.add_argument(
-            '--tables',
-            action='store_true',
-            help='with --sweep: print the whole table of each limit, too',
-        )
         arguments.add_output(
             parser, 'picture to write: overhead against limit, for every planner'
         )
@@ -109,7 +104,7 @@ class CompareCommand(base.Command):
         with Progress(len(cases) * len(planners), sys.stderr) as progress:
             found = [compare_all(case, planners, options, progress) for case in cases]
         rows = [row for rows in found for row in rows]
-        told = [text(cases, found)] if args.sweep is None or args.tables else []
+        told = [text(cases, found)] if args.sweep is None else []
         marked: dict[str, list[int]] = {}
         if args.sweep is not None:
             named = args.memory_limit or ()
