@@ -41,6 +41,7 @@ from chainer_hybridmem.reporting.page.data import (
 from chainer_hybridmem.reporting.page.differences import PASSED
 from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
 from chainer_hybridmem.reporting.rows import as_table
+from chainer_hybridmem.units import parse_bytes
 
 PUBLISHED = {
     'uPlot.iife.min.js': (
@@ -167,6 +168,10 @@ def test_the_price_of_memory_bounds_what_more_of_it_saves():
     assert price > 0 and 0 < prices.more_bytes <= limit / 10
     saved = prices.bound_seconds - prices.bound_with_more_seconds
     assert 0 < saved <= price * prices.more_bytes * 1.1
+    advice = prices.advise(limit, 100 * saved)
+    assert (advice['bytes'], advice['seconds']) == (prices.more_bytes, saved)
+    assert parse_bytes(advice['limit']) >= limit + prices.more_bytes
+    assert prices.advise(limit, 300 * saved) is None
     curve = sweep_bound(problem, 5, 60)
     limits, seconds = zip(*curve, strict=True)
     assert len(limits) == 5 + 2 and limits[-1] == problem.in_core_peak_bytes
@@ -210,7 +215,7 @@ def test_prices_of_layers_are_those_of_what_they_hold():
     operations = run['prices']['operations']
     price = sum(row['seconds_per_gibibyte'] for row in operations)
     assert price == pytest.approx(run['prices']['seconds_per_gibibyte'])
-    limits = [row['memory_limit_bytes'] for row in data['sweep']['bounds']]
+    limits = [row['memory_limit_bytes'] for row in data['bounds']]
     assert plan.memory_limit_bytes in limits and limits == sorted(limits)
 
 

@@ -71,7 +71,6 @@
   // What to do next.
   h.advice = function (run) {
     const {advice, figures, prices} = h.data.runs[run], base = `runs.${run}.advice`;
-    const limit = () => e('code', {}, '--memory-limit ', name(`${base}.limit`));
     if (!advice) {
       const longer = (figures.measured_overhead || 0) > figures.overhead + LONGER;
       return e('p', {class: 'advice'}, longer
@@ -82,15 +81,9 @@
           ? 'More memory would save nothing: an iteration takes what it takes in-core. What is free is room for a larger batch.'
           : 'A little more memory would save nothing.');
     }
-    const size = number(`${base}.bytes`, 'bytes');
-    if (!advice.more) {
-      return e('p', {class: 'advice'}, size, ' less would do as well, as a plan of ',
-        name(`${base}.planner`), ' shows: ', limit());
-    }
-    const saved = number(`${base}.seconds`, 'seconds');
-    return e('p', {class: 'advice'}, size, ...(advice.planner
-      ? [' more would save ', saved, ' an iteration, as a plan of ', name(`${base}.planner`), ' shows: ']
-      : [' more would save about ', saved, ' an iteration, by which the proven bound falls: ']), limit());
+    return e('p', {class: 'advice'}, number(`${base}.bytes`, 'bytes'), ' more would save about ',
+      number(`${base}.seconds`, 'seconds'), ' an iteration, by which the proven bound falls: ',
+      e('code', {}, '--memory-limit ', name(`${base}.limit`)));
   };
 
   h.figureTable = function () {
@@ -316,10 +309,8 @@
   };
 
   h.sweepTable = function () {
-    const {bounds, plans} = h.data.sweep;
     const rows = [
-      ...bounds.map((row, i) => ['proven bound', `sweep.bounds.${i}`]),
-      ...plans.map((row, i) => [name(`sweep.plans.${i}.planner`), `sweep.plans.${i}`]),
+      ...h.data.bounds.map((row, i) => ['proven bound', `bounds.${i}`]),
       ...h.data.runs.map((run, i) => [name(`runs.${i}.name`), `runs.${i}.figures`]),
     ];
     return h.table('overhead against limit', ['', 'limit', 'over in-core'], rows.map(
