@@ -140,11 +140,6 @@ BENCHMARKS = (
         ('many_allocations.json',),
     ),
     Benchmark(
-        'algorithms',
-        'algorithms of convolutions chosen with the plan, on modelled GPUs',
-        ('algorithms.json',),
-    ),
-    Benchmark(
         'ranks',
         'several GPUs on one link: plans that know it, plans that do not, the bound',
         ('ranks.json',),

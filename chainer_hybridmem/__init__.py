@@ -15,11 +15,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem import moved
 from chainer_hybridmem.training.chainer_access import compat
 from chainer_hybridmem.version import __version__ as __version__
 
-moved.install()
 compat.install()
 
 if TYPE_CHECKING:

@@ -44,8 +44,6 @@ WRITERS = {
     'chainer_hybridmem/samples': '`hybridmem estimate --samples`',
 }
 """By format: what writes such files."""
-LATER = {'later': True}
-"""Metadata of a record's last fields that files from before they existed lack."""
 
 
 @contextlib.contextmanager
@@ -197,21 +195,13 @@ def unrow(cls: type[T], values: list[Any]) -> T:
 
     Args:
         cls: A dataclass or a named tuple.
-        values: One for each field; those of :data:`LATER` may be missing.
+        values: One for each field.
     """
     hints = _hints(typing.cast(Any, cls))
-    least = len(hints) - _count_later(typing.cast(Any, cls))
-    if not isinstance(values, list) or not least <= len(values) <= len(hints):
+    if not isinstance(values, list) or len(values) != len(hints):
         raise ValueError(f'{cls.__name__} needs {len(hints)} values, got {values!r}')
-    pairs = zip(hints.values(), values, strict=False)
+    pairs = zip(hints.values(), values, strict=True)
     return cls(*(_typed(hint, value) for hint, value in pairs))
-
-
-@functools.cache
-def _count_later(cls: type) -> int:
-    if not dataclasses.is_dataclass(cls):
-        return 0
-    return sum(f.metadata == LATER for f in dataclasses.fields(cls))
 
 
 @functools.cache

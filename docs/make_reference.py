@@ -184,7 +184,7 @@ def _commands() -> Iterator[str]:
     yield WRITTEN
     yield _wrapped(
         '`PROFILE` is a file, or `shipped:NAME` for one of the profiles that come with '
-        'the package (`hybridmem compare --list-profiles`). `8GiB` and `8G` are '
+        'the package ([`compare`](#hybridmem-compare) names them). `8GiB` and `8G` are '
         '8 · 2^30 bytes, `8GB` are 8 · 10^9; a limit in percent is a share of the '
         'in-core peak.'
     )
@@ -362,7 +362,7 @@ def _api() -> Iterator[str]:
     yield from (f'.. autoclass:: {name}' for name in classes)
     yield _heading('What functions return')
     yield from (f'.. autoclass:: chainer_hybridmem.{name}' for name in RETURNED)
-    yield _heading('Suites for planners and devices of other packages')
+    yield _heading('The suite for planners of other packages')
     yield from (
         f'.. autoclass:: chainer_hybridmem.testing.{name}\n   :no-members:'
         for name in testing.__all__

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 NAME = 'rivals_compare'
 LEFT_OUT = ('exact', 'manual')
-BULKY = ('reason', 'longest_stalls')
+BULKY = ('reason',)
 COLORS = 64  # of the picture, which has few
 LEVEL = 1e-6  # of the time; a plan this much faster is as fast
 

@@ -238,32 +238,6 @@ def cuda_counts(body: Body) -> str:
     )
 
 
-def algorithms(body: Body) -> str:
-    """Returns what choosing algorithms with the plan gains."""
-    head = ['network', 'GPU', 'in-core', 'limit', '8 MiB', 'chosen', 'gain']
-    head += ['largest workspace', 'bound', 'gap', 's to search']
-    lines = []
-    for row in body['rows']:
-        small, chosen = row['small_workspace_seconds'], row['iteration_seconds']
-        bound = row['lower_bound_seconds']
-        lines.append(
-            [
-                row['network'],
-                row['gpu'],
-                gigabytes(row['in_core_bytes']),
-                gigabytes(row['limit_bytes']),
-                seconds(small),
-                seconds(chosen),
-                percent(small / chosen - 1),
-                megabytes(row['workspace_bytes']),
-                seconds(bound),
-                percent(chosen / bound - 1),
-                f'{row["search_seconds"]:.1f}',
-            ]
-        )
-    return table(head, lines)
-
-
 def first_plan(body: Body) -> str:
     """Returns what first plans and sessions take, and what plans take again."""
     packages = list(dict.fromkeys(row['package'] for row in body['commands']))
@@ -356,16 +330,6 @@ SECTIONS = (
         of the second file, which counted every small array by itself. How long
         `hybrid` searches depends on measured times and varies between runs.""",
         many_allocations,
-    ),
-    Section(
-        ('algorithms',),
-        'Algorithms chosen with the plan',
-        """`hybridmem estimate --algorithms` on modelled GPUs
-        ([explained](guide/estimate.md#algorithms-of-convolutions)): seconds per
-        iteration with the fastest algorithms inside Chainer's 8 MiB of workspace each
-        and a plan for them, with algorithms and plan chosen together, and the bound of
-        any algorithms and plan. Times are rooflines, not measured.""",
-        algorithms,
     ),
     Section(
         ('cuda_counts',),

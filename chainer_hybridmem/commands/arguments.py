@@ -418,12 +418,3 @@ def add_planned(parser: argparse.ArgumentParser) -> None:
     """Adds the files of the commands that draw a planned iteration."""
     parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
     parser.add_argument('plan', metavar='PLAN', help='a plan made for it')
-
-
-def add_measured(parser: argparse.ArgumentParser) -> None:
-    """Adds the file of an iteration that has followed the plan."""
-    parser.add_argument(
-        '--measured',
-        metavar='FILE',
-        help='measured timeline of an iteration that followed the plan',
-    )

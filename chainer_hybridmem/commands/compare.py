@@ -20,7 +20,6 @@ from chainer_hybridmem.reporting.comparison import (
     sweep,
 )
 from chainer_hybridmem.reporting.rows import times_rows
-from chainer_hybridmem.reporting.tables import Column, figures_table
 from chainer_hybridmem.terminal import printable
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ SEARCH_SECONDS = 5.0  # for each limit, of planners that by themselves search lo
 # recomputing, and the default. Planners of other packages are there to be compared.
 USUAL = ('in-core', 'swap-all', 'pooch', 'checkpoint-dp', 'hybrid')
 NO_LIMIT = 'at which limits? Name some with --memory-limit, or --sweep 8'
-NO_PROFILE = 'name a PROFILE: a file, or one that --list-profiles lists'
 
 
 class CompareCommand(base.Command):
@@ -51,7 +49,8 @@ class CompareCommand(base.Command):
             'profiles',
             nargs='*',
             metavar='PROFILE',
-            help='recorded iteration: a file, or the name of a shipped one',
+            help='recorded iteration: a file, or one that comes with the package: '
+            f'{", ".join(shipped_profiles())}',
         )
         arguments.add_limit(parser, nargs='+')
         parser.add_argument(
@@ -60,9 +59,6 @@ class CompareCommand(base.Command):
             metavar='N',
             help='N limits, from the least memory of any plan to the in-core peak; '
             'those of --memory-limit are among them, and marked',
-        )
-        parser.add_argument(
-            '--list-profiles', action='store_true', help='list the shipped profiles'
         )
         which = parser.add_mutually_exclusive_group()
         which.add_argument(
@@ -76,11 +72,6 @@ class CompareCommand(base.Command):
         which.add_argument('--all', action='store_true', help='compare all planners')
         arguments.add_time_budget(parser)
         arguments.add_problem(parser, 'host_limit')
-        parser.add_argument(
-            '--tables',
-            action='store_true',
-            help='with --sweep: print the whole table of each limit, too',
-        )
         arguments.add_output(
             parser, 'picture to write: overhead against limit, for every planner'
         )
@@ -89,13 +80,9 @@ class CompareCommand(base.Command):
     def run(self, args: argparse.Namespace) -> int:
         from chainer_hybridmem.commands import figures
 
-        if args.list_profiles:
-            outputs.check_output(args.json)
-            rows = list_shipped()
-            outputs.publish(shipped_table(rows), rows, args.json)
-            return 0
         if not args.profiles:
-            self._parser.error(NO_PROFILE)
+            known = ', '.join(shipped_profiles())
+            self._parser.error(f'name a PROFILE: a file, or one of {known}')
         if args.memory_limit is None and args.sweep is None:
             self._parser.error(NO_LIMIT)
         outputs.check_outputs(args.output, args.json, inputs=args.profiles)
@@ -117,7 +104,7 @@ class CompareCommand(base.Command):
         with Progress(len(cases) * len(planners), sys.stderr) as progress:
             found = [compare_all(case, planners, options, progress) for case in cases]
         rows = [row for rows in found for row in rows]
-        told = [text(cases, found)] if args.sweep is None or args.tables else []
+        told = [text(cases, found)] if args.sweep is None else []
         marked: dict[str, list[int]] = {}
         if args.sweep is not None:
             named = args.memory_limit or ()
@@ -323,39 +310,3 @@ def published(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if len({row['profile'] for row in rows}) > 1:
         return list(rows)
     return [{k: v for k, v in row.items() if k != 'profile'} for row in rows]
-
-
-SHIPPED_COLUMNS = (
-    Column('profile', 'profile'),
-    Column('device', 'name'),
-    Column('date', 'date'),
-    Column('operations', 'operations'),
-    Column('feature maps', 'feature_maps'),
-    Column('in-core peak', 'in_core_peak_bytes', 'bytes'),
-    Column('s / iteration, in-core', 'in_core_seconds', 'seconds'),
-)
-
-
-def list_shipped() -> list[dict[str, Any]]:
-    """One row of plain values per profile."""
-    return [_shipped_figures(name) for name in shipped_profiles()]
-
-
-def _shipped_figures(name: str) -> dict[str, Any]:
-    from chainer_hybridmem.planning.simulation import make_problem
-
-    problem = make_problem(library.load_profile(name))
-    return {
-        'profile': name,
-        'device': problem.profile.device,
-        'operations': len(problem.profile.operations),
-        'feature_maps': len(problem.maps),
-        'in_core_peak_bytes': problem.in_core_peak_bytes,
-        'in_core_seconds': problem.in_core_seconds,
-    }
-
-
-def shipped_table(rows: list[dict[str, Any]]) -> str:
-    """Formats rows about shipped profiles as a table."""
-    rows = [{**row['device'], **row} for row in rows]
-    return figures_table(SHIPPED_COLUMNS, rows, left=3)

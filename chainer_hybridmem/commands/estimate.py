@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import collections
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import (
     arguments,
@@ -15,7 +14,6 @@ from chainer_hybridmem.commands import (
     outputs,
     programs,
 )
-from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.planning.records.rules import RuleCost
 from chainer_hybridmem.reporting.comparison import PREDICTED, with_reason
@@ -31,17 +29,12 @@ from chainer_hybridmem.reporting.tables import (
     figures_table,
     named_values,
 )
-from chainer_hybridmem.units import format_bytes, format_gap, format_seconds
+from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.forecasting.estimation import Estimator
-    from chainer_hybridmem.forecasting.estimation.algorithms import (
-        Algorithm,
-        Algorithms,
-    )
-    from chainer_hybridmem.planning.records.profile import Profile
     from chainer_hybridmem.planning.simulation import Problem
 
 
@@ -50,7 +43,6 @@ COLUMNS = (
     Column('s / iteration', 'iteration_seconds', 'seconds'),
     Column('images / s', 'images_per_second', '{:.1f}'.format),
     *PREDICTED,
-    Column('largest batch', 'largest_batchsize'),
 )
 
 
@@ -71,19 +63,8 @@ class EstimateCommand(base.Command):
         arguments.add_network(parser, more=more)
         programs.add(parser, batch=True)
         estimating.add_device(parser)
-        parser.add_argument(
-            '--largest',
-            action='store_true',
-            help='also search the largest batch size that fits each way',
-        )
         arguments.add_output(parser, 'where to save the profile')
         arguments.add_json(parser)
-        more.add_argument(
-            '--algorithms',
-            action='store_true',
-            help='choose the algorithm of each convolution, and with it the workspace, '
-            'together with the plan',
-        )
         node_table.add(parser.add_argument_group('several GPUs'))
         estimating.add_model(parser)
 
@@ -93,36 +74,19 @@ class EstimateCommand(base.Command):
 
         planner = arguments.planner_of(args)
         args = node_table.resolve(args)
-        _check_algorithms(args)
         program = estimating.find_program(args)
         batchsize = programs.find_batchsize(args, program)
         check_batchsize(batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
 
-        steps = len(methods) * (1 + args.largest) + args.algorithms
-        steps += args.ranks is not None
+        steps = len(methods) + (args.ranks is not None)
         with estimating.open_progress(args, steps) as progress:
             sampled = estimating.obtain(args, program, progress)
             estimator = sampled.step.largest(batchsize)
             host_limit = estimating.host_limit_beside(args.memory_limit, estimator)
-
-            def problem_of(profile: Profile) -> Problem:
-                problem = arguments.problem_of(args, profile)
-                return with_host_limit(problem, host_limit)
-
-            decided = None
-            if args.algorithms:
-                progress.step('choosing algorithms')
-                decided = decide(
-                    estimator,
-                    batchsize,
-                    problem_of,
-                    lambda problem: choose_limit(args.memory_limit, problem, estimator),
-                    planner,
-                )
-                problem = decided.problem
-            else:
-                problem = problem_of(estimator.profile(batchsize))
+            problem = with_host_limit(
+                arguments.problem_of(args, estimator.profile(batchsize)), host_limit
+            )
             limit_bytes = choose_limit(args.memory_limit, problem, estimator)
             if args.output is not None:
                 library.save(problem.profile, args.output)
@@ -130,48 +94,19 @@ class EstimateCommand(base.Command):
                 **sampled.named,
                 **summarise(estimator, problem, limit_bytes, methods, progress),
             }
-            if args.largest:
-                add_largest_batches(
-                    figures['methods'],
-                    lambda batchsize: problem_of(estimator.profile(batchsize)),
-                    limit_bytes,
-                    progress,
-                )
             if args.ranks is not None:
                 progress.step('planning for several GPUs')
                 figures['ranks'] = node_table.summarise(
                     problem, limit_bytes, planner, args, progress
                 )
-        if decided is not None:
-            figures['algorithms'] = decided.figures
         if program is not None:
             tell_program(figures, program, sampled, limit_bytes)
-        text = _text(figures, args.largest)
+        text = _text(figures)
         if host_limit is not None:
             text += f'\n\n{estimating.ONE_RAM}'
         outputs.publish(text, figures, args.json)
         estimating.tell_note(sampled)
-        fits = any(r['fits'] or r.get('largest_batchsize') for r in figures['methods'])
-        return 0 if fits else 1
-
-
-def _check_algorithms(args: argparse.Namespace) -> None:
-    """Refuses --algorithms where there is no choice, before anything is recorded."""
-    from chainer_hybridmem.forecasting.estimation import (
-        check_algorithms,
-        load_device_model,
-        ways,
-    )
-
-    if not args.algorithms:
-        return
-    if args.largest:
-        raise OptionError(
-            '--largest plans every batch size with the same algorithms: leave out '
-            '--algorithms, or ask for one batch size.'
-        )
-    model = load_device_model(args.gpu) if args.gpu is not None else None
-    check_algorithms(ways(model, args.convolution, args.recompute)[0])
+        return 0 if any(row['fits'] for row in figures['methods']) else 1
 
 
 def tell_program(
@@ -250,38 +185,16 @@ def summarise(
     }
 
 
-def add_largest_batches(
-    rows: Sequence[dict[str, Any]],
-    problem_of: Callable[[int], Problem],
-    limit_bytes: int,
-    progress: Progress,
-) -> None:
-    """Adds the largest batch size for which each planner finds a plan; 0 for none."""
-    from chainer_hybridmem.forecasting.batches import find_largest_batch
-    from chainer_hybridmem.forecasting.estimation import MOST_PICTURES
-
-    def try_batch(batchsize: int) -> Problem:
-        progress.detail(f'looking for the largest batch: batch size {batchsize}')
-        return problem_of(batchsize)
-
-    for row in rows:
-        name = row['planner']
-        progress.step(f'looking for the largest batch of {name}')
-        found = find_largest_batch(try_batch, limit_bytes, MOST_PICTURES, name)
-        row['largest_batchsize'] = found.batchsize
-
-
 # -- text --------------------------------------------------------------------------
 
 
-def _text(figures: dict[str, Any], largest: bool) -> str:
+def _text(figures: dict[str, Any]) -> str:
     title = outputs.describe_network(figures)
     title = f'{title} on {figures["device"]["name"]}'
-    columns = COLUMNS if largest else COLUMNS[:-1]
     rows = [with_reason(row) for row in figures['methods']]
     parts = [
         named_values(title, _values(figures)),
-        figures_table(columns, rows),
+        figures_table(COLUMNS, rows),
     ]
     if 'ranks' in figures:
         parts.append(node_table.describe(figures['ranks']))
@@ -304,118 +217,6 @@ def _values(figures: dict[str, Any]) -> list[tuple[str, str]]:
         ('in-core speed', UNKNOWN if speed is None else f'{speed:.1f} images/s'),
         *(times_rows(device) or [('times', 'the recording, extrapolated')]),
         *sharing_rows(f['link']['ranks'], 'link shared by'),
-        *(describe(f['algorithms']) if 'algorithms' in f else ()),
         ('recorded', recorded),
         *rule_rows(RuleCost(**cost) for cost in f.get('rules', ())),
     ]
-
-
-SECONDS = 'small_workspace_seconds', 'iteration_seconds', 'lower_bound_seconds'
-
-
-class Decided(NamedTuple):
-    """What is planned further, and what to tell of it.
-
-    Attributes:
-        problem (Problem): With the chosen algorithms.
-        figures (dict): Plain values; None for seconds if nothing fits.
-    """
-
-    problem: Problem
-    figures: dict[str, Any]
-
-
-def decide(
-    estimator: Estimator,
-    batchsize: int,
-    make_problem: Callable[[Profile], Problem],
-    choose_limit: Callable[[Problem], int],
-    planner: str,
-) -> Decided:
-    """Chooses the algorithm of every convolution together with the plan.
-
-    Args:
-        estimator: Knows the algorithms.
-        batchsize: Examples in the batch.
-        make_problem: What is to be planned of a profile.
-        choose_limit: Memory limit in bytes.
-        planner: Its name.
-
-    Raises:
-        OptionError: If the device leaves no choice.
-    """
-    from chainer_hybridmem.forecasting.algorithm_choices import choose_algorithms
-    from chainer_hybridmem.planning.planners import make_plan
-    from chainer_hybridmem.planning.search.bound import lower_bound
-
-    algorithms = estimator.algorithms(batchsize)
-
-    def problem_of(choice: dict[int, int]) -> Problem:
-        chosen = {k: algorithms[k][place] for k, place in choice.items()}
-        return make_problem(estimator.profile(batchsize, chosen))
-
-    choice = dict.fromkeys(algorithms, 0)
-    problem = problem_of(choice)
-    limit_bytes = choose_limit(problem)
-    seconds: dict[str, float | None] = dict.fromkeys(SECONDS)
-    try:
-        found = choose_algorithms(
-            algorithms,
-            problem_of,
-            lambda problem: make_plan(problem, limit_bytes, planner),
-            limit_bytes,
-        )
-    except InfeasibleError:
-        pass  # the table says why
-    else:
-        problem, choice = found.problem, found.choice
-        everything = make_problem(estimator.profile(batchsize, _ideal(algorithms)))
-        bound = lower_bound(everything, limit_bytes).seconds
-        told = found.small_seconds, found.plan.predicted_seconds, bound
-        seconds = dict(zip(SECONDS, told, strict=True))
-    chosen = [algorithms[k][place] for k, place in choice.items()]
-    smallest = [found[0].workspace_bytes for found in algorithms.values()]
-    return Decided(
-        problem,
-        {
-            'operations': dict(
-                collections.Counter(algorithm.name for algorithm in chosen)
-            ),
-            'workspace_bytes': max((w.workspace_bytes for w in chosen), default=0),
-            'small_workspace_bytes': max(smallest, default=0),
-            **seconds,
-        },
-    )
-
-
-def _ideal(algorithms: Algorithms) -> dict[int, Algorithm]:
-    """Algorithms as fast as the fastest and as small as the smallest of each.
-
-    No choice is better.
-    """
-    return {
-        k: found[-1]._replace(workspace_bytes=found[0].workspace_bytes)
-        for k, found in algorithms.items()
-    }
-
-
-def describe(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows of the table about chosen algorithms."""
-    counts = sorted(figures['operations'].items(), key=lambda item: -item[1])
-    largest = format_bytes(figures['workspace_bytes'])
-    rows = [
-        ('algorithms', ', '.join(f'{count} {name}' for name, count in counts)),
-        ('workspaces', f'up to {largest}'),
-    ]
-    chosen, small = figures['iteration_seconds'], figures['small_workspace_seconds']
-    if chosen is not None:
-        bound = figures['lower_bound_seconds']
-        rows[1] = (
-            'workspaces',
-            f'up to {largest}: {format_seconds(chosen)} / iteration; with '
-            f'{format_bytes(figures["small_workspace_bytes"])} '
-            f'{format_seconds(small)} ({small / chosen - 1:+.1%})',
-        )
-        gap = format_gap(chosen / bound - 1 if bound else 0.0)
-        rows.append(('any algorithms', f'bound {format_seconds(bound)}, gap {gap}'))
-    return rows

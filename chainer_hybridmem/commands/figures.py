@@ -12,13 +12,12 @@ from typing import Any
 from chainer_hybridmem.planning.planners.make import price_rules
 from chainer_hybridmem.planning.records.plan import Action, Plan
 from chainer_hybridmem.planning.records.profile import Category, Phase, Profile
-from chainer_hybridmem.planning.records.timeline import Interval, Timeline
+from chainer_hybridmem.planning.records.timeline import Timeline
 from chainer_hybridmem.planning.search.candidates import SWAP, Search
 from chainer_hybridmem.planning.simulation import Problem
 from chainer_hybridmem.reporting.page import figures
 
 LARGEST_LIMIT_BYTES = 2**62
-LONGEST_STALLS = 5  # that are listed
 NOT_KNOWN = (  # where there is no plan
     *('iteration_seconds', 'overhead', 'peak_bytes', 'host_bytes', 'disk_bytes'),
     *('planning_seconds', 'lower_bound_seconds', 'gap', 'simulations'),
@@ -94,23 +93,11 @@ def misfit_figures(
 
 
 def timeline_figures(timeline: Timeline) -> dict[str, Any]:
-    """Where the time of a simulated plan goes; its longest stalls come first."""
-    stalls = [i for i in timeline.intervals if i.kind == 'stall']
-    stalls.sort(key=lambda i: (i.start_seconds - i.end_seconds, i.start_seconds))
+    """Where the time of a simulated plan goes."""
     return {
         'stall_seconds': timeline.stall_seconds,
         'recompute_seconds': timeline.recompute_seconds,
-        'stalls': len(stalls),
-        'longest_stalls': [_stall(interval) for interval in stalls[:LONGEST_STALLS]],
-    }
-
-
-def _stall(interval: Interval) -> dict[str, Any]:
-    return {
-        'seconds': interval.end_seconds - interval.start_seconds,
-        'start_seconds': interval.start_seconds,
-        'cause': interval.label,
-        'storage': interval.storage,
+        'stalls': sum(i.kind == 'stall' for i in timeline.intervals),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,8 +43,6 @@ class LayoutCommand(base.Command):
 
     The iteration is a recorded one as plain Chainer runs it, or as a plan does
     (--plan), or a problem in minimalloc's CSV format.
-
-    Exit status 1 if no layout is found that fits --capacity.
     """
 
     name = 'layout'
@@ -58,12 +55,6 @@ class LayoutCommand(base.Command):
             help='recorded iteration, or a file that ends in .csv',
         )
         parser.add_argument('--plan', metavar='PLAN', help='a plan made for it')
-        parser.add_argument(
-            '--capacity',
-            type=arguments.size,
-            metavar='SIZE',
-            help='ask whether a layout fits this memory, and what is proven',
-        )
         add_pools(parser, 'default 512 for a GPU, 64 for the CPU, 1 for a CSV file')
         arguments.add_json(parser)
 
@@ -82,17 +73,11 @@ class LayoutCommand(base.Command):
         best = recommend(replays)
         rows = figures_of(replays, best)
         text = comparison(args.iteration, trace, replays, best, rows)
-        layout = None
-        if args.capacity is not None:
-            layout = layout_within(trace, replays, alignment, args.capacity)
-            text += f'\n\n{verdict(layout, args.capacity)}'
-            for row in rows:
-                row['fits'] = row['footprint_bytes'] <= args.capacity
         if args.output is not None:
-            layout = layout or smallest_layout(trace, replays, alignment)
+            layout = smallest_layout(trace, replays, alignment)
             library.write_text(args.output, minimalloc.dumps(trace, layout))
         outputs.publish(text, rows, args.json)
-        return int(layout is not None and not _fits(layout, args.capacity))
+        return 0
 
 
 def add_pools(parser: argparse.ArgumentParser, alignments: str) -> None:
@@ -207,13 +192,13 @@ def replay_pools(
         UnknownNameError: If there is no such pool.
         OptionError: If the alignment is not a power of two.
     """
-    from chainer_hybridmem.lab.pools.replay import compare
+    from chainer_hybridmem.lab.pools.replay import replay
 
     replays = []
     with Progress(len(names), sys.stderr) as progress:
         for name in names:
             progress.step(f'pool {name}')
-            replays += compare(trace, alignment, [name], iterations)
+            replays.append(replay(trace, name, iterations, alignment))
     return replays
 
 
@@ -225,41 +210,6 @@ def smallest_layout(trace: Trace, replays: Sequence[Replay], alignment: int) -> 
     if not layouts:
         return exact(trace, alignment)
     return min(layouts, key=lambda layout: layout.footprint_bytes)
-
-
-def layout_within(
-    trace: Trace, replays: Sequence[Replay], alignment: int, capacity: int
-) -> Layout:
-    """The smallest layout, searched at a capacity unless one fits, or none can."""
-    from chainer_hybridmem.planning.layouts import exact
-
-    layout = smallest_layout(trace, replays, alignment)
-    if layout.bound_bytes <= capacity < layout.footprint_bytes:
-        other = exact(trace, alignment, enough_bytes=capacity)
-        bound_bytes = max(layout.bound_bytes, other.bound_bytes)
-        layout = min(layout, other, key=lambda found: found.footprint_bytes)
-        layout = dataclasses.replace(layout, bound_bytes=bound_bytes)
-    return layout
-
-
-def verdict(layout: Layout, capacity: int) -> str:
-    """Whether a layout fits, and what is proven."""
-    size, found, bound = (
-        f'{format_bytes(n)} ({n} bytes)'
-        for n in (capacity, layout.footprint_bytes, layout.bound_bytes)
-    )
-    if _fits(layout, capacity):
-        return f'It fits {size}: a layout takes {found}.'
-    if layout.bound_bytes > capacity:
-        return f'It does not fit {size}, which is proven: no layout is below {bound}.'
-    return (
-        f'No layout that fits {size} is found: the smallest one takes {found}. That '
-        f'there is none is not proven: the bound is {bound}.'
-    )
-
-
-def _fits(layout: Layout, capacity: int | None) -> bool:
-    return capacity is None or layout.footprint_bytes <= capacity
 
 
 def comparison(

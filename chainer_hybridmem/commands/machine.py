@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import platform
 import shutil
 from typing import Any
 
-from chainer_hybridmem import version
+from chainer_hybridmem import blas, version
 from chainer_hybridmem.training.chainer_access import compat
 from chainer_hybridmem.training.cudnn import functions
 from chainer_hybridmem.units import format_count
 
 ABSENT = 'not installed'
-# OpenBLAS under the names of Debian and of NumPy's and SciPy's wheels.
-_THREAD_FUNCTIONS = (
-    'openblas_get_num_threads',
-    'openblas_get_num_threads64_',
-    'scipy_openblas_get_num_threads',
-    'scipy_openblas_get_num_threads64_',
-)
 
 
 def installed() -> dict[str, str]:
@@ -48,16 +40,8 @@ def usable_cores() -> int:
 
 
 def blas_threads() -> int | None:
-    """Threads of OpenBLAS; None if NumPy uses another library."""
-    for path in loaded_libraries('openblas'):
-        try:
-            library = ctypes.CDLL(path)
-        except OSError:
-            continue
-        for name in _THREAD_FUNCTIONS:
-            if hasattr(library, name):
-                return int(getattr(library, name)())
-    return None
+    """Threads of the BLAS; None if nothing tells them."""
+    return max(blas.count_threads(), default=None)
 
 
 def cupy_version() -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.commands import arguments, base, outputs
@@ -20,20 +20,17 @@ from chainer_hybridmem.reporting.rows import (
     ACTIONS,
     IN_PARTS,
     SOURCES,
+    as_table,
     rule_rows,
     times_rows,
 )
-from chainer_hybridmem.reporting.tables import Column, figures_table, named_values, told
+from chainer_hybridmem.reporting.tables import named_values, told
 from chainer_hybridmem.units import (
     format_bound,
     format_bytes,
     format_count,
     format_seconds,
 )
-
-if TYPE_CHECKING:
-    from chainer_hybridmem.planning.records.plan import Plan
-    from chainer_hybridmem.planning.simulation import Problem
 
 
 class PlanCommand(base.Command):
@@ -114,8 +111,7 @@ class PlanCommand(base.Command):
         rows = [*values(summary), *times_rows(problem.profile.device)]
         parts = [named_values(title, rows)]
         if args.maps:
-            summary['feature_maps'] = map_figures(problem, plan)
-            parts.append(map_table(summary['feature_maps']))
+            parts.append(as_table(problem.profile, plan).rstrip())
         outputs.publish('\n\n'.join(parts), summary, args.json)
         return 0
 
@@ -187,7 +183,6 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
             f'{format_seconds(f["stall_seconds"])}, '
             f'{format_count(f["stalls"], "stall")}',
         ),
-        *(_stall(stall) for stall in f['longest_stalls']),
         (
             'planning',
             f'{format_seconds(f["planning_seconds"])}, '
@@ -211,22 +206,9 @@ def values(figures: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _stall(stall: dict[str, Any]) -> tuple[str, str]:
-    seconds, start = stall['seconds'], stall['start_seconds']
-    return f'  {format_seconds(seconds)}', f'{stall["cause"]}, at {start:.3f} s'
-
-
 EXPECTED = (
     'an object with an action for each pattern was expected, such as '
     '{"*Convolution2DFunction": "swap"}'
-)
-MAP_COLUMNS = (
-    Column('feature map', 'label'),
-    Column('size', 'bytes', 'bytes'),
-    Column('made', 'producer', '@{}'.format),
-    Column('read in backward', 'backward_uses', lambda uses: ', '.join(map(str, uses))),
-    Column('recompute', 'recomputable', lambda can: 'yes' if can else 'no'),
-    Column('action', 'action'),
 )
 
 
@@ -244,39 +226,3 @@ def read_actions(path: str) -> dict[str, str]:
     if not isinstance(body, dict):
         raise FormatError(f'{path} holds {type(body).__name__}; {EXPECTED}.')
     return body
-
-
-def map_figures(problem: Problem, plan: Plan) -> list[dict[str, Any]]:
-    """The figures of each feature map, in order of production, then of each source."""
-    from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, Action
-
-    rows = [
-        (storage, bool(recomputable), entry.action.value, entry.tier.value)
-        for storage, recomputable, entry in zip(
-            problem.maps, problem.recomputable, plan.maps, strict=True
-        )
-    ]
-    storages = problem.profile.storages
-    rows += [(storages[s.storage], True, FOR_REPLAYS, '') for s in plan.sources]
-    return [
-        {
-            'storage': storage.id,
-            'label': storage.label,
-            'bytes': storage.nbytes,
-            'producer': storage.producer,
-            'backward_uses': list(storage.backward_uses),
-            'recomputable': recomputable,
-            'action': action,
-            'tier': tier if action == Action.SWAP.value else None,
-        }
-        for storage, recomputable, action, tier in rows
-    ]
-
-
-def map_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The figures for people; operations are numbers."""
-    shown = [
-        {**row, 'action': row['action'] + (' to disk' if row['tier'] == 'disk' else '')}
-        for row in rows
-    ]
-    return figures_table(MAP_COLUMNS, shown)

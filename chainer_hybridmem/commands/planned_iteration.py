@@ -32,10 +32,8 @@ def belonging(plan: str, profile: str) -> Iterator[None]:
         ) from error
 
 
-def load_iteration(
-    args: argparse.Namespace,
-) -> tuple[Profile, Plan, Timeline, Measured | None]:
-    """Reads profile, plan and measured timeline, and simulates the plan.
+def load_iteration(args: argparse.Namespace) -> tuple[Profile, Plan, Timeline]:
+    """Reads profile and plan, and simulates the plan.
 
     Raises:
         FormatError: If one cannot be read, or they do not belong together.
@@ -45,11 +43,7 @@ def load_iteration(
     profile, plan = library.load_profile(args.profile), library.load_plan(args.plan)
     with belonging(args.plan, args.profile):
         timeline = simulate(profile, plan)
-    measured = None
-    if args.measured is not None:
-        measured = library.load_timeline(args.measured)
-        check_measured(measured, args.measured, plan, args.plan)
-    return profile, plan, timeline, measured
+    return profile, plan, timeline
 
 
 def check_plan(profile: Profile, plan: Plan, path: str, profile_path: str) -> None:
@@ -64,15 +58,17 @@ def check_plan(profile: Profile, plan: Plan, path: str, profile_path: str) -> No
         simulate(profile, plan)
 
 
-def check_measured(measured: Measured, path: str, plan: Plan, plan_path: str) -> None:
-    """Checks that an iteration followed a plan for the same profile.
+def load_measured(path: str, plan: Plan, plan_path: str) -> Measured:
+    """Reads the timeline of an iteration that has followed a plan.
 
     Raises:
-        FormatError: If it did not, naming both files.
+        FormatError: If it followed one for another profile, naming both files.
     """
+    measured = library.load_timeline(path)
     theirs, ours = measured.profile_fingerprint, plan.profile_fingerprint
     if theirs != ours:
         raise FormatError(
             f'{path} was measured with a plan for profile {theirs}, {plan_path} is for '
             f'profile {ours}; trace an iteration of this one.'
         )
+    return measured

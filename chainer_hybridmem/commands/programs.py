@@ -173,11 +173,6 @@ def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
         OptionError: If a program is recorded at others, and none is named.
     """
     if program is None or program.batch_arg is None:
-        if program is not None and vars(args).get('largest'):
-            raise OptionError(
-                '--largest needs the argument that has the batch size of the program: '
-                'name it with --batch-arg.'
-            )
         return args.batchsize or 1
     size = args.batchsize or program.batchsize
     if size is None:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
-from chainer_hybridmem.commands import (
-    arguments,
-    base,
-    compare,
-    outputs,
-    planned_iteration,
-)
+from chainer_hybridmem.commands import arguments, base, outputs, planned_iteration
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.tables import (
@@ -64,19 +57,6 @@ class ReportCommand(base.Command):
             help='measured timeline of an iteration that followed the plan; may be '
             'given several times: in the order of the plans, or all for one plan',
         )
-        parser.add_argument(
-            '--sweep',
-            type=compare.several,
-            metavar='N',
-            help='also plan at N limits, from the least memory of any plan to the '
-            'in-core peak, and show overhead against limit',
-        )
-        parser.add_argument(
-            '--planner',
-            nargs='+',
-            metavar='NAME',
-            help='planners of --sweep; default those of the plans',
-        )
         arguments.add_output(parser, 'page to write', required=True)
         arguments.add_json(parser)
 
@@ -85,18 +65,9 @@ class ReportCommand(base.Command):
 
         inputs = [args.profile, *args.plans, *args.measured]
         outputs.check_outputs(args.output, args.json, inputs=inputs)
-        if args.planner and not args.sweep:
-            raise OptionError(
-                f'--planner {" ".join(args.planner)} says what --sweep plans with; '
-                f'add --sweep 8.'
-            )
         profile = library.load_profile(args.profile)
         runs = read_runs(profile, args.profile, args.plans, args.measured)
-        rows = []
-        if args.sweep:
-            planners = args.planner or [run.plan.planner for run in runs]
-            rows = sweep(profile, args.profile, runs[0].plan, args.sweep, planners)
-        data = make_data(profile, runs, args.profile, rows)
+        data = make_data(profile, runs, args.profile)
         library.write_text(args.output, make_page(data))
         outputs.publish(f'{summary(data)}\n\n{args.output}', data, args.json)
         return 0
@@ -131,10 +102,8 @@ def read_runs(
         plan, timeline = library.load_plan(plan_path), None
         planned_iteration.check_plan(profile, plan, plan_path, path)
         if number < len(measured):
-            timeline = library.load_timeline(measured[number])
-            planned_iteration.check_measured(
-                timeline, measured[number], plan, plan_path
-            )
+            path_of = measured[number]
+            timeline = planned_iteration.load_measured(path_of, plan, plan_path)
         found.append(Run(names[number], plan, timeline))
     return found
 
@@ -151,29 +120,6 @@ def make_in_core(profile: Profile) -> Plan:
     problem = make_problem(profile)
     name = KEPT_IN_PARTS if profile.functions_in_parts else IN_CORE
     return Search(problem, problem.in_core_peak_bytes).finish_in_core(name)
-
-
-def sweep(
-    profile: Profile, path: str, plan: Plan, count: int, planners: list[str]
-) -> list[dict[str, Any]]:
-    """Figures of plans at several limits, with what the plan may move and where to."""
-    from chainer_hybridmem.commands import figures
-    from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.planning.simulation import make_problem
-    from chainer_hybridmem.planning.simulation.problem import decided_by
-
-    names = compare.choose_planners(planners)
-    problem = make_problem(profile, decided_by(profile, plan), plan.host_limit_bytes)
-    figures.load_kernels(problem)
-    limits = compare.choose_limits(problem, None, count)
-    options = compare.budgets(names, None)
-    cases = [compare.Case(path, problem, limit) for limit in limits]
-    with Progress(len(limits) * len(names), sys.stderr) as progress:
-        return [
-            row
-            for case in cases
-            for row in compare.compare_all(case, names, options, progress)
-        ]
 
 
 def summary(data: dict[str, Any]) -> str:

@@ -23,7 +23,6 @@ class ShowCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         arguments.add_planned(parser)
-        arguments.add_measured(parser)
         arguments.add_output(
             parser, 'picture to write, or a table that ends in .txt', required=True
         )
@@ -33,18 +32,14 @@ class ShowCommand(base.Command):
         from chainer_hybridmem.reporting.picture import draw
         from chainer_hybridmem.reporting.rows import as_table
 
-        outputs.check_outputs(
-            args.output, inputs=(args.profile, args.plan, args.measured)
-        )
-        profile, plan, timeline, measured = planned_iteration.load_iteration(args)
+        outputs.check_outputs(args.output, inputs=(args.profile, args.plan))
+        profile, plan, timeline = planned_iteration.load_iteration(args)
         if args.output.lower().endswith(TABLE):
             library.write_text(args.output, as_table(profile, plan))
         else:
-            draw(timeline, plan, args.output, profile, measured)
+            draw(timeline, plan, args.output, profile)
         bound = format_bound(plan.lower_bound_seconds, plan.gap)
         seconds = format_seconds(timeline.total_seconds)
         line = f'{args.output}: {plan.planner}, {seconds} predicted, bound {bound}'
-        if measured is not None:
-            line += f', {format_seconds(measured.total_seconds)} measured'
         print(printable(line))
         return 0

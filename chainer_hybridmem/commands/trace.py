@@ -28,7 +28,11 @@ class TraceCommand(base.Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         arguments.add_planned(parser)
-        arguments.add_measured(parser)
+        parser.add_argument(
+            '--measured',
+            metavar='FILE',
+            help='measured timeline of an iteration that followed the plan',
+        )
         parser.add_argument(
             '--snapshot',
             metavar='FILE',
@@ -47,7 +51,10 @@ class TraceCommand(base.Command):
         outputs.check_outputs(output, args.snapshot, inputs)
         if args.snapshot == outputs.STDOUT:
             outputs.check_outputs(args.snapshot)
-        profile, plan, timeline, measured = planned_iteration.load_iteration(args)
+        profile, plan, timeline = planned_iteration.load_iteration(args)
+        measured = None
+        if args.measured is not None:
+            measured = planned_iteration.load_measured(args.measured, plan, args.plan)
         trace = chrome_trace(timeline, plan, measured)
         if args.snapshot is not None:
             snapshot = (

@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.forecasting.estimation import (
     StepEstimator,
     check_ascending,
     check_batchsize,
     load_device_model,
 )
-from chainer_hybridmem.forecasting.recording_session import record_pairs
+from chainer_hybridmem.forecasting.recording_session import check_step, record_pairs
 from chainer_hybridmem.planning.planners import DEFAULT, make_plan
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.records.profile import Profile
@@ -105,10 +104,7 @@ def estimate(
     check_batchsize(batchsize)
     sizes = check_ascending(batchsizes)
     device = load_device_model(gpu) if gpu is not None else None
-    if model is None:
-        raise OptionError('model is None; a chainer.Link or a list of them is needed.')
-    if not callable(step):
-        raise OptionError(f'step is {step!r}; a function of the number is needed.')
+    check_step(step, model)
     here = device is None
     pairs = record_pairs(step, model, sizes, parts=here, timed=here)
     estimator = StepEstimator.make(pairs, device)

@@ -24,6 +24,7 @@ from chainer_hybridmem.forecasting.estimation import (
     load_device_model,
 )
 from chainer_hybridmem.forecasting.recording_session import (
+    check_step,
     record_pairs,
     recording_options,
 )
@@ -136,11 +137,8 @@ def largest_batch(
     names = {field.name for field in dataclasses.fields(Question)} & options.keys()
     question = Question(**{name: options.pop(name) for name in names})
     check_options(check_name(planner), options)
-    if model is None:
-        raise OptionError('model is None; a chainer.Link or a list of them is needed.')
+    check_step(step, model)
     limit_bytes = _limit_of(memory_limit, model, question.gpu)
-    if not callable(step):
-        raise OptionError(f'step is {step!r}; a function of the number is needed.')
     estimator = _record(step, model, question, limit_bytes)
 
     def problem_of(batchsize: int) -> Problem:

@@ -179,6 +179,18 @@ def record_step(
     )
 
 
+def check_step(step: Any, model: Any) -> None:
+    """Refuses what is no step of a model, before anything is recorded.
+
+    Raises:
+        OptionError: With the value.
+    """
+    if model is None:
+        raise OptionError('model is None; a chainer.Link or a list of them is needed.')
+    if not callable(step):
+        raise OptionError(f'step is {step!r}; a function of the number is needed.')
+
+
 def record_pairs(
     step: Callable[[int], Any],
     model: Model,

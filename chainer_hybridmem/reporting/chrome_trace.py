@@ -54,7 +54,15 @@ def chrome_trace(
     Returns:
         dict: The object to write as JSON.
     """
-    events = trace_events(timeline, plan)
+    uses = {entry.storage: entry.needed_before for entry in plan.maps}
+    predicted = [
+        *_names('predicted', PREDICTED),
+        *_slices(timeline.intervals),
+        *_arrows(timeline.intervals, uses, PREDICTED),
+        *_loads(timeline),
+        *_limit(plan.memory_limit_bytes, timeline.total_seconds),
+    ]
+    events = [{'pid': PREDICTED, **event} for event in predicted]
     figures = {
         'planner': plan.planner,
         'memory_limit_bytes': plan.memory_limit_bytes,
@@ -69,29 +77,6 @@ def chrome_trace(
         figures['measured_seconds'] = measured.total_seconds
         figures['measured_peak_bytes'] = max(measured.load_bytes)
     return {'traceEvents': events, 'displayTimeUnit': 'ms', 'otherData': figures}
-
-
-def trace_events(
-    timeline: Timeline, plan: Plan, process: int = PREDICTED, title: str = 'predicted'
-) -> list[Event]:
-    """The events of one timeline, so that several can share a file.
-
-    Args:
-        timeline: As for :func:`chrome_trace`.
-        plan: As for :func:`chrome_trace`.
-        process: Process id; another one for each timeline of a file.
-        title: Name of the process.
-    """
-    uses = {entry.storage: entry.needed_before for entry in plan.maps}
-    limit = plan.memory_limit_bytes
-    events = [
-        *_names(title, process),
-        *_slices(timeline.intervals),
-        *_arrows(timeline.intervals, uses, process),
-        *_loads(timeline),
-        *_limit(limit, timeline.total_seconds),
-    ]
-    return [{'pid': process, **event} for event in events]
 
 
 def measured_events(measured: Measured) -> list[Event]:

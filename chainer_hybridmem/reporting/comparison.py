@@ -89,7 +89,7 @@ def sweep(rows: Sequence[Row], peak_bytes: int, marked: Sequence[int] = ()) -> s
         told += f'\n{HERE.strip()}: the limit of --memory-limit'
     if all(row['fits'] for row in rows):
         return told
-    return f'{told}\n{UNKNOWN}: does not fit; the table of that limit says why'
+    return f'{told}\n{UNKNOWN}: does not fit; --memory-limit LIMIT alone says why'
 
 
 def _bound(rows: Sequence[Row]) -> str:

@@ -74,14 +74,12 @@ def planned_snapshot(profile: Profile, plan: Plan) -> dict[str, Any]:
     return make_snapshot(log.events, profile.initial_bytes)
 
 
-def measured_snapshot(
-    measured: Measured, profile: Profile | None = None
-) -> dict[str, Any]:
+def measured_snapshot(measured: Measured, profile: Profile) -> dict[str, Any]:
     """What a measured iteration did with memory.
 
     Args:
         measured: The timeline.
-        profile: Says what storages are called, if it is there.
+        profile: Says what storages are called.
 
     Returns:
         dict: The snapshot.
@@ -94,7 +92,7 @@ def measured_snapshot(
         if event.storage >= 0:
             category = 'swapped in'
             label = f'storage {event.storage}'
-            if profile is not None and event.storage < len(profile.storages):
+            if event.storage < len(profile.storages):
                 label = profile.storages[event.storage].label
             frames.append(_frame(category, event.storage, label))
         events.append(Event(event.block, event.nbytes, frames, category))

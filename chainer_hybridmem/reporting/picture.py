@@ -1,7 +1,4 @@
-"""A planned iteration as a picture: what runs when, and the memory load.
-
-With a measured iteration its load lies over the predicted one, and its lanes below.
-"""
+"""A planned iteration as a picture: what runs when, and the memory load."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS, Measured
+from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS
 from chainer_hybridmem.planning.records.plan import Action, Plan
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.records.splits import in_parts
@@ -21,7 +18,6 @@ from chainer_hybridmem.reporting.rows import LANE_TITLES
 from chainer_hybridmem.units import format_bound, format_bytes, format_seconds
 
 _REST_COLOUR = '#d9dde2'
-_MEASURED_COLOUR = '#111111'
 _LANES = {'compute': 2, 'd2h': 1, 'h2d': 0}
 
 
@@ -29,8 +25,7 @@ def draw(
     timeline: Timeline,
     plan: Plan,
     path: str,
-    profile: Profile | None = None,
-    measured: Measured | None = None,
+    profile: Profile,
 ) -> None:
     """Draws memory load over lanes of compute and copies.
 
@@ -38,47 +33,32 @@ def draw(
         timeline: What :func:`chainer_hybridmem.simulate` gave for the plan.
         plan: The plan.
         path: Picture to write; the ending says which kind (``.png``, ``.svg``).
-        profile: The plan's profile; with it the load is coloured by what happens to
-            the feature maps in it.
-        measured: An iteration that followed the plan.
+        profile: The plan's profile; the load is coloured by what happens to the feature
+            maps in it.
 
     Raises:
         OptionError: If matplotlib is missing or does not know the kind of picture.
     """
     canvas.check(path)
-    rows = [timeline] if measured is None else [timeline, measured.timeline]
-    figure = canvas.make(11, 5 + 1.6 * (len(rows) - 1))
-    heights = (3.4, *(2 for _ in rows))
-    load, *lanes = figure.subplots(1 + len(rows), 1, sharex=True, height_ratios=heights)
-    end = max(row.total_seconds for row in rows)
-    _draw_load(load, timeline, plan, profile, measured)
-    for axes, row, title in zip(lanes, rows, ('predicted', 'measured'), strict=False):
-        _draw_lanes(axes, row)
-        axes.set_xlim(0, end)
-        if measured is not None:
-            axes.set_ylabel(title)
-    lanes[-1].set_xlabel('time, s')
-    _draw_legend(lanes[-1], rows)
+    figure = canvas.make(11, 5)
+    load, lanes = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 2))
+    _draw_load(load, timeline, plan, profile)
+    _draw_lanes(lanes, timeline)
+    lanes.set_xlim(0, timeline.total_seconds)
+    lanes.set_xlabel('time, s')
+    _draw_legend(lanes, timeline)
     canvas.save(figure, path)
 
 
-def _draw_load(
-    axes: Any,
-    timeline: Timeline,
-    plan: Plan,
-    profile: Profile | None,
-    measured: Measured | None,
-) -> None:
+def _draw_load(axes: Any, timeline: Timeline, plan: Plan, profile: Profile) -> None:
     compute = [i for i in timeline.intervals if i.kind in OPERATIONS]
     starts = [i.start_seconds for i in compute] + [timeline.total_seconds]
     limit = plan.memory_limit_bytes
     highest = max(limit, timeline.peak_bytes)
     unit, size = canvas.unit_of(highest)
     loads = np.array(timeline.load_bytes) / size
-    stacks = {}
-    if profile is not None:
-        parts = compose(in_parts(profile, plan.parts), plan).group_bytes
-        stacks = {action: parts[action.value] / size for action in Action}
+    parts = compose(in_parts(profile, plan.parts), plan).group_bytes
+    stacks = {action: parts[action.value] / size for action in Action}
     below = loads - sum(stacks.values())
     axes.stairs(below, starts, fill=True, color=_REST_COLOUR, label='everything else')
     for action, column in stacks.items():
@@ -90,26 +70,6 @@ def _draw_load(
             )
             below = top
     axes.stairs(loads, starts, color='#5a7184', label='predicted load')
-    measured_peak = ''
-    if measured is not None:
-        times = [s.seconds for s in measured.samples]
-        peaks = [s.peak_bytes / size for s in measured.samples]
-        if times:
-            ends = [*times, max(times[-1], measured.total_seconds)]
-            axes.stairs(
-                peaks,
-                ends,
-                color=_MEASURED_COLOUR,
-                linewidth=1,
-                linestyle=':',
-                baseline=None,
-                label='measured load',
-            )
-        peak = max(measured.load_bytes)
-        measured_peak = (
-            f'\nmeasured {format_seconds(measured.total_seconds)}, peak '
-            f'{format_bytes(peak)}, predicted {format_bytes(timeline.peak_bytes)}'
-        )
     axes.axhline(limit / size, color='#d64545', linestyle='--', linewidth=1)
     axes.text(0, limit / size, f' limit {format_bytes(limit)}', va='bottom')
     axes.set_ylim(0, 1.15 * highest / size)
@@ -122,7 +82,7 @@ def _draw_load(
         f'{plan.planner}: {counts}\npredicted '
         f'{format_seconds(timeline.total_seconds)} per iteration, in-core '
         f'{format_seconds(plan.in_core_seconds)}, bound '
-        f'{format_bound(plan.lower_bound_seconds, plan.gap)}{measured_peak}'
+        f'{format_bound(plan.lower_bound_seconds, plan.gap)}'
     )
 
 
@@ -140,8 +100,8 @@ def _draw_lanes(axes: Any, timeline: Timeline) -> None:
     axes.set_yticks(list(_LANES.values()), names)
 
 
-def _draw_legend(axes: Any, rows: list[Timeline]) -> None:
-    kinds = {i.kind for row in rows for i in row.intervals}
+def _draw_legend(axes: Any, timeline: Timeline) -> None:
+    kinds = {i.kind for i in timeline.intervals}
     for kind, colour in COLOURS.items():
         if kind in kinds:
             axes.plot([], [], color=colour, linewidth=6, label=kind)

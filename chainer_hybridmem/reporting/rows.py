@@ -103,8 +103,8 @@ def as_table(profile: Profile, plan: Plan) -> str:
     """What happens to each feature map and source, in order of production.
 
     Returns:
-        str: Lines ``layer :: operation -> action``; several maps of one operation have
-        a line each.
+        str: Lines ``layer :: operation -> action``, with ``@`` and the operation's
+        number; several maps of one operation have a line each.
     """
     found = [(source.storage, FOR_REPLAYS) for source in plan.sources]
     for entry in plan.maps:
@@ -115,6 +115,7 @@ def as_table(profile: Profile, plan: Plan) -> str:
     rows = []
     for storage, action in found:
         layer, _, operation = storages[storage].label.rpartition('/')
+        operation = f'{operation}@{storages[storage].producer}'
         rows.append((printable(layer or '/'), printable(operation), action))
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     return ''.join(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import gc
 import importlib
 import os
@@ -44,49 +45,37 @@ QUIET_SECONDS = 0.3  # without another sibling, after which no more are awaited
 MOST_SECONDS = 3.0  # that siblings are awaited
 
 
+@dataclasses.dataclass
 class Settings:
     """What ``run`` has been told, for its children, too.
 
-    Args:
+    Attributes:
         memory_limit (str or None): As for :class:`.Follower`.
-        options (dict or None): Likewise.
+        options (dict): Likewise.
         report (str or None): Likewise; children put their number before the suffix.
         profile (str or None): Likewise; not for children.
         old_names (bool): Whether names that NumPy and Python have removed come back.
         folder (str or None): Where processes tell of themselves.
         first (int): The process that ``run`` is in.
-        flags (dict or None): As for ``errors.use_flags``.
+        flags (dict): As for ``errors.use_flags``.
         all_frames (bool): Whether tracebacks keep the frames of this package.
     """
 
-    def __init__(
-        self,
-        memory_limit: str | None = None,
-        options: dict[str, Any] | None = None,
-        report: str | None = None,
-        profile: str | None = None,
-        old_names: bool = False,
-        folder: str | None = None,
-        first: int = 0,
-        flags: dict[str, str] | None = None,
-        all_frames: bool = False,
-    ) -> None:
-        self.memory_limit = memory_limit
-        self.options = options or {}
-        self.report = report
-        self.profile = profile
-        self.old_names = old_names
-        self.folder = folder
-        self.first = first
-        self.flags = flags or {}
-        self.all_frames = all_frames
+    memory_limit: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    report: str | None = None
+    profile: str | None = None
+    old_names: bool = False
+    folder: str | None = None
+    first: int = 0
+    flags: dict[str, str] = dataclasses.field(default_factory=dict)
+    all_frames: bool = False
 
     def to_text(self) -> str:
         """The value of the variable."""
         import json
 
-        told = vars(self)
-        return REPAIR_ONLY if told == vars(Settings()) else json.dumps(told)
+        return REPAIR_ONLY if self == Settings() else json.dumps(vars(self))
 
     @classmethod
     def of(cls, text: str) -> Settings:

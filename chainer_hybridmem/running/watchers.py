@@ -57,7 +57,6 @@ class Watcher(Follower, abc.ABC):
         limit = options.get('memory_limit', AMPLE_BYTES)
         others = {name: options[name] for name in options if name != 'memory_limit'}
         super().__init__(limit, others)
-        self._limit = limit
         self._finish = finish
         self._finished = False
         self._process = os.getpid()

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import sys
 
 import pytest
@@ -56,6 +57,7 @@ def test_some_planners_by_default(profile, hybridmem):
     assert out.endswith(f'\n\n{left} other planners are not shown; --all adds them.\n')
     shown = [line.split()[0] for line in out.splitlines() if line.split()]
     assert [name for name in PLANNERS if name in shown] == usual
+    assert 'over all' not in out  # of one case
     for others in (('--all',), ('--planner', *usual)):
         _, out, _ = hybridmem('compare', 'p.json', *LIMIT, *others)
         assert 'not shown' not in out
@@ -67,18 +69,13 @@ def test_all_or_named(profile, hybridmem):
     assert 'not allowed with argument --all' in err
 
 
-def test_all_planners(profile, hybridmem):
-    rows = compare(hybridmem, 'p.json', *LIMIT, '--all')
-    told = {'manual'}
-    assert [row['planner'] for row in rows] == [n for n in PLANNERS if n not in told]
-    for row in rows:
-        assert set(row) == KEYS | (set() if row['fits'] else {'reason', 'failed'})
-
-
-def test_figures_are_those_of_the_plans(profile, hybridmem):
+def test_figures_of_all_planners_are_those_of_the_plans(profile, hybridmem):
     problem = make_problem(profile)
     limit_bytes = int(problem.in_core_peak_bytes * 0.6)
-    for row in compare(hybridmem, 'p.json', *LIMIT, '--all'):
+    rows = compare(hybridmem, 'p.json', *LIMIT, '--all')
+    assert [row['planner'] for row in rows] == [n for n in PLANNERS if n != 'manual']
+    for row in rows:
+        assert set(row) == KEYS | (set() if row['fits'] else {'reason', 'failed'})
         if not row['fits']:
             continue
         plan = make_plan(problem, limit_bytes, row['planner'])
@@ -109,12 +106,6 @@ def test_nothing_fits(profile, hybridmem):
     assert out.count('The least memory of any plan') == 1  # one reason for all
 
 
-def test_everything_fits(profile, hybridmem):
-    for row in compare(hybridmem, 'p.json', '--memory-limit', '1TB', '--all'):
-        assert row['fits']
-        assert row['peak_bytes'] <= make_problem(profile).in_core_peak_bytes
-
-
 def test_several_profiles(profile, hybridmem):
     library.save(toys.random_graph(3), 'q.json')
     rows = compare(
@@ -134,13 +125,6 @@ def test_planners_once_each_in_the_order_given(profile, hybridmem):
     names = ('--planner', 'swap-all', 'pooch', '--planner', 'in-core', 'pooch')
     rows = compare(hybridmem, 'p.json', *LIMIT, *names)
     assert [row['planner'] for row in rows] == ['swap-all', 'pooch', 'in-core']
-
-
-def test_json_beside_the_table(profile, hybridmem):
-    _, out, _ = hybridmem('compare', 'p.json', *LIMIT, '--json', 'c.json')
-    with open('c.json') as file:
-        rows = json.load(file)
-    assert all(row['planner'] in out for row in rows)
 
 
 def test_unknown_planner(profile, refused):
@@ -205,8 +189,6 @@ def test_a_sweep_is_told_by_one_table(profile, hybridmem):
         rows = [row for row in json.load(file) if row['planner'] == 'swap-all']
     assert cells['swap-all'] == [f'{row["overhead"]:+.1%}' for row in rows]
     assert all(name in rest for name in names)
-    _, whole, _ = hybridmem(*arguments, '--tables')
-    assert whole.count('s / iteration') == 4 and first in whole
 
 
 def test_a_sweep_goes_from_the_least_memory_to_the_in_core_peak(profile, hybridmem):
@@ -254,11 +236,6 @@ def test_over_all_the_best_comes_first(profile, hybridmem):
     assert lines[0][5] == '6'  # the fastest everywhere
 
 
-def test_one_case_has_no_table_over_all(profile, hybridmem):
-    _, out, _ = hybridmem('compare', 'p.json', *LIMIT, *QUICK)
-    assert 'over all' not in out
-
-
 def test_a_planner_that_fails_is_a_row(profile, hybridmem, monkeypatch):
     def wrong(problem, limit_bytes):
         raise PlanError('map 3 is swapped in before it is out')
@@ -302,11 +279,11 @@ def test_a_picture_that_cannot_be_drawn_stops_it_at_once(profile, refused, monke
 
 
 def test_shipped_profiles_are_listed(folder, hybridmem):
-    status, out, _ = hybridmem('compare', '--list-profiles', '--json', 'l.json')
-    assert status == 0
-    rows = json.loads((folder / 'l.json').read_text())
-    assert [row['profile'] for row in rows] == shipped_profiles()
-    assert all(name in out for name in shipped_profiles())
+    _, out, _ = hybridmem('compare', '--help')
+    _, _, err = hybridmem('compare', *LIMIT)
+    for told in (out, err):
+        words = re.sub(r'-\s+', '-', told)  # argparse breaks lines at hyphens
+        assert all(name in words for name in shipped_profiles())
 
 
 def test_a_shipped_profile(folder, hybridmem):

@@ -24,7 +24,7 @@ def estimate(network, hybridmem):
         assert out, err
         figures = json.loads(out)
         rows = figures['methods']
-        fits = any(row['fits'] or row.get('largest_batchsize') for row in rows)
+        fits = any(row['fits'] for row in rows)
         assert status == (0 if fits else 1), err
         return figures
 
@@ -37,9 +37,7 @@ def rows(figures):
 
 def test_a_gpu_that_is_not_there(network, hybridmem):
     arguments = ('estimate', *network, '--batchsize', '4096', *GPU)
-    status, out, err = hybridmem(
-        *arguments, '--largest', '-o', 'p.json', '--json', 'e.json'
-    )
+    status, out, err = hybridmem(*arguments, '-o', 'p.json', '--json', 'e.json')
     assert status == 0, err
     assert 'batch size 2' in err and 'batch size 4' in err
     assert out.startswith('own_networks:Tiny, 4096 pictures of 16x16 on Tesla V100')
@@ -54,30 +52,8 @@ def test_a_gpu_that_is_not_there(network, hybridmem):
     assert list(rows(figures)) == ['in-core', 'swap-all', DEFAULT]
     for row in figures['methods']:
         assert row['fits'] and row['images_per_second'] > 0
-        assert str(row['largest_batchsize']) in out
     assert rows(figures)['in-core']['overhead'] == 0
-    assert (
-        4096
-        < rows(figures)['in-core']['largest_batchsize']
-        < rows(figures)['swap-all']['largest_batchsize']
-    )
     assert hybridmem('compare', 'p.json', '--memory-limit', '90%')[0] == 0
-
-
-def test_the_largest_batch_size_is_one(estimate):
-    limit = ('--memory-limit', '20MiB')
-    largest = {
-        name: row['largest_batchsize']
-        for name, row in rows(
-            estimate('--batchsize', '8', *GPU, *limit, '--largest')
-        ).items()
-    }
-    for name, batchsize in largest.items():
-        fits = [
-            rows(estimate('--batchsize', str(b), *GPU, *limit))[name]['fits']
-            for b in (batchsize, batchsize + 1)
-        ]
-        assert fits == [True, False], (name, batchsize)
 
 
 def test_out_of_core(estimate, hybridmem, network):
@@ -95,7 +71,6 @@ def test_out_of_core(estimate, hybridmem, network):
     _, out, err = hybridmem('estimate', *network, *arguments)
     assert 'does not fit' in out and 'recording' not in err
     assert 'bound' in out and 'gap' in out
-    assert 'largest' not in out
 
 
 def test_convolution_through_patches_needs_more(estimate):
@@ -197,65 +172,14 @@ def test_usage(arguments, network, hybridmem):
     assert hybridmem('estimate', *network, *arguments)[0] == 2
 
 
-def test_algorithms_are_chosen_with_the_plan(network, hybridmem):
-    wide = ('--arch', 'own_networks:Wide', '--samples', 'wide.json')
-    arguments = ('estimate', *network, *wide, '--batchsize', '65536', *GPU)
-    limit = ('--memory-limit', '80%')
-    status, out, err = hybridmem(
-        *arguments, *limit, '--algorithms', '-o', 'p.json', '--json', 'e.json'
-    )
-    assert status == 0, err
-    with open('e.json') as file:
-        figures = json.load(file)
-    algorithms = figures['algorithms']
-    assert sum(algorithms['operations'].values()) == 8
-    assert any('winograd' in name for name in algorithms['operations'])
-    seconds = algorithms['iteration_seconds']
-    assert rows(figures)[DEFAULT]['iteration_seconds'] == seconds
-    assert algorithms['lower_bound_seconds'] <= seconds * (1 + 1e-9)
-    assert seconds <= algorithms['small_workspace_seconds']
-    for name, count in algorithms['operations'].items():
-        assert f'{count} {name}' in out
-    profile = library.load_profile('p.json')
-    assert (
-        max(op.workspace_bytes for op in profile.operations)
-        >= (algorithms['workspace_bytes'])
-    )
-    plain = hybridmem(*arguments, *limit, '--json', '-')
-    assert 'algorithms' not in json.loads(plain[1])
-
-
-def test_algorithms_where_nothing_fits(estimate):
-    figures = estimate(
-        '--batchsize', '8', *GPU, '--memory-limit', '100KB', '--algorithms'
-    )
-    assert not any(row['fits'] for row in figures['methods'])
-    assert figures['algorithms']['iteration_seconds'] is None
-
-
-@pytest.mark.parametrize(
-    'arguments, why',
-    [
-        (('--algorithms', '--memory-limit', '1GB', '--record-on', 'cpu'), 'cuDNN'),
-        ((*GPU, '--algorithms', '--convolution', 'im2col'), 'cuDNN'),
-        ((*GPU, '--algorithms', '--largest'), '--largest'),
-    ],
-)
-def test_algorithms_need_cudnn_and_one_batch_size(network, hybridmem, arguments, why):
-    status, _, err = hybridmem('estimate', *network, '--batchsize', '8', *arguments)
-    assert status != 0
-    assert why in err
-
-
 def test_rules(estimate):
     figures = estimate(
         *('--batchsize', '4096', *GPU, '--memory-limit', '2GB'),
-        *('--rule', 'Tanh=swap', '--largest'),
+        *('--rule', 'Tanh=swap'),
     )
     found = rows(figures)
     assert "'in-core' cannot obey the rules" in found['in-core']['reason']
-    assert found['in-core']['largest_batchsize'] == 0
-    assert found[DEFAULT]['fits'] and found[DEFAULT]['largest_batchsize'] > 4096
+    assert found[DEFAULT]['fits']
     assert found[DEFAULT]['swap'] >= 4
     (cost,) = figures['rules']
     assert (cost['pattern'], cost['says'], cost['maps']) == ('Tanh', 'swap', 4)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 
-import pytest
 from support import toys
 
 from chainer_hybridmem import make_plan
-from chainer_hybridmem.commands import layout
 from chainer_hybridmem.lab.pools.catalogue import POOLS
-from chainer_hybridmem.planning.layouts.layout import Layout
 from chainer_hybridmem.planning.records import library
 
 CSV = 'id,lower,upper,size\na,0,3,4\nb,3,9,4\nc,0,9,4\n'
@@ -58,49 +54,6 @@ def test_a_file_of_minimalloc(hybridmem, folder):
     solution = (folder / 'solution.csv').read_text()
     assert solution.startswith('id,lower,upper,size,offset\na,')
     assert hybridmem('layout', 'solution.csv')[0] == 0
-
-
-def test_a_capacity_is_fitted_or_proven_too_small(hybridmem, folder):
-    (folder / 'problem.csv').write_text(CSV)
-    arguments = ('layout', 'problem.csv', '--pool', 'smartpool', '--capacity')
-    status, out, _ = hybridmem(*arguments, '8B', '--json', 'l.json', '-o', 's.csv')
-    assert (status, json.loads((folder / 'l.json').read_text())[0]['fits']) == (0, True)
-    assert 'It fits 8 B (8 bytes): a layout takes 8 B' in out
-    status, out, _ = hybridmem(*arguments, '7B')
-    assert status == 1
-    assert 'which is proven: no layout is below 8 B (8 bytes)' in out
-
-
-def test_a_capacity_that_only_a_search_fits(hybridmem, folder):
-    # Buffers by size, then order: 'smartpool' leaves a hole that exact does without.
-    rng = random.Random(8)
-    rows = [
-        (rng.randrange(20), rng.randrange(1, 9), rng.randrange(1, 9)) for _ in range(40)
-    ]
-    lines = [f'{i},{a},{a + n},{size}' for i, (a, n, size) in enumerate(rows)]
-    (folder / 'problem.csv').write_text('id,lower,upper,size\n' + '\n'.join(lines))
-    sizes = []
-    for pool in ('smartpool', 'exact'):
-        hybridmem('layout', 'problem.csv', '--pool', pool, '--json', 'l.json')
-        sizes.append(json.loads((folder / 'l.json').read_text())[0]['footprint_bytes'])
-    assert sizes[1] < sizes[0]
-    arguments = ('layout', 'problem.csv', '--pool', 'smartpool', '--capacity')
-    status, out, _ = hybridmem(*arguments, f'{sizes[1]}B', '-o', 's.csv')
-    assert status == 0 and f'a layout takes {sizes[1]} B' in out
-    assert hybridmem('layout', 's.csv')[0] == 0
-
-
-@pytest.mark.parametrize(
-    ('footprint', 'bound', 'says'),
-    [
-        (9, 8, 'not proven: the bound is 8 B'),
-        (9, 9, 'is proven: no layout is below 9 B'),
-        (8, 7, 'It fits 8 B'),
-    ],
-)
-def test_what_is_said_of_a_capacity(footprint, bound, says):
-    found = Layout((0,), footprint, bound, 7, 1, 'x')
-    assert says in layout.verdict(found, 8)
 
 
 def test_offsets_that_overlap(refused, folder):

@@ -78,20 +78,6 @@ def test_parameters_and_states_may_leave(crossing, folder, hybridmem):
     assert 'parameters and states' not in hybridmem(*common)[1]
 
 
-def test_stalls_have_causes_longest_first(profile, hybridmem):
-    arguments = ('plan', 'p.json', *LIMIT, '--planner', 'swap-all-unscheduled')
-    _, text, _ = hybridmem(*arguments)
-    _, out, _ = hybridmem(*arguments, '--json', '-')
-    figures = json.loads(out)
-    stalls = figures['longest_stalls']
-    seconds = [stall['seconds'] for stall in stalls]
-    assert 0 < len(stalls) <= 5
-    assert seconds == sorted(seconds, reverse=True)
-    assert sum(seconds) <= figures['stall_seconds'] + 1e-9
-    assert all(stall['cause'].startswith('waits for swap-') for stall in stalls)
-    assert stalls[0]['cause'] in text
-
-
 def test_output_is_optional(folder, profile, hybridmem):
     assert hybridmem('plan', 'p.json', *LIMIT)[0] == 0
     assert [p.name for p in folder.iterdir()] == ['p.json']

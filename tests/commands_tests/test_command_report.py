@@ -40,20 +40,12 @@ def test_two_plans_side_by_side(profile, plans, folder, hybridmem):
     assert text.replace('<', '\\u003c').replace('>', '\\u003e') in page
 
 
-def test_plain_chainer_and_a_sweep(profile, folder, hybridmem):
-    status, out, _ = hybridmem(
-        'report', 'p.json', '--sweep', '3', '--planner', 'swap-all', '-o', 'r.html',
-        '--json', '-',
-    )  # fmt: skip
+def test_plain_chainer(profile, folder, hybridmem):
+    status, out, _ = hybridmem('report', 'p.json', '-o', 'r.html', '--json', '-')
     data = json.loads(out)
     assert status == 0 and [run['name'] for run in data['runs']] == ['in-core']
     assert data['runs'][0]['figures']['overhead'] == 0
-    rows = data['sweep']['plans']
-    assert [row['planner'] for row in rows] == ['swap-all'] * 3
-    assert rows[0]['overhead'] > rows[-1]['overhead']
-    for row, bound in zip(rows, data['sweep']['bounds'][::4], strict=True):
-        assert row['memory_limit_bytes'] == bound['memory_limit_bytes']
-        assert row['overhead'] >= bound['overhead'] - 1e-9
+    assert data['bounds'][0]['overhead'] > data['bounds'][-1]['overhead']
 
 
 def test_two_runs_of_one_plan(profile, plans, folder, hybridmem):
@@ -94,8 +86,6 @@ def test_what_it_refuses(profile, plans, refused, folder):
     assert 'other.json is not a plan for p.json' in message
     message = refused('report', 'p.json', '--measured', 'm.json', '-o', 'r.html')
     assert 'name the plan' in message
-    message = refused('report', 'p.json', '--planner', 'pooch', '-o', 'r.html')
-    assert '--sweep' in message
     message = refused('report', 'p.json', 'pooch.json', '-o', 'p.json')
     assert 'it is what the command reads' in message
     message = refused('report', 'p.json', 'pooch.json', '-o', 'no/r.html')

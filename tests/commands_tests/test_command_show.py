@@ -38,7 +38,8 @@ def test_a_table_has_a_line_for_each_feature_map(tmp_path, capsys):
     for line, entry in zip(lines, plan.maps, strict=True):
         name, action = line.split(' -> ')
         layer, operation = (part.strip() for part in name.split(' :: '))
-        label = profile.storages[entry.storage].label
+        storage = profile.storages[entry.storage]
+        label = f'{storage.label}@{storage.producer}'
         assert f'{layer.rstrip("/")}/{operation}'.lstrip('/') == label.lstrip('/')
         assert action == entry.action.value
     assert {line.index(' -> ') for line in lines} == {lines[0].index(' -> ')}

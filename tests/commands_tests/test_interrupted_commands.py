@@ -32,7 +32,7 @@ ARGUMENTS = {
     'inference': (*NETWORK, '--batchsize', '8'),
     'trace': ('p.json', 'plan.json', '-o', 't.json'),
     'show': ('p.json', 'plan.json', '-o', 'p.png'),
-    'report': ('p.json', '--sweep', '2', '-o', 'r.html'),
+    'report': ('p.json', '-o', 'r.html'),
     'verify': (*TRAINING, '--planner', 'swap-all', '--iterations', '6'),
     'repair': (),
     'import': ('simrd', 'l.log', '-o', 'q.json'),

@@ -190,7 +190,6 @@ def test_what_cannot_be_asked_is_one_sentence(hybridmem, program, words, message
 def test_the_batch_size_needs_its_argument(refused, program):
     gpu = ('--gpu', 'v100-16gb-pcie3')
     assert '--batch-arg' in refused('batch', *gpu, '--', program)
-    assert '--batch-arg' in refused('estimate', *gpu, '--largest', '--', program)
     assert '--batchsize' in refused('estimate', '--batch-arg=-b', '--', program)
     message = refused('estimate', '--batchsize', '8', '--', program)
     assert 'name its argument with --batch-arg' in message

@@ -165,21 +165,8 @@ TRAINED = (*NETWORK, '--batchsize', '8', '--memory-limit', '16MiB', '--device', 
         ),
         (('layout', 'p.json', '--pool', 'cupy', 'exact'), ['1 of 2', 'pool exact']),
         (
-            (
-                'report',
-                'p.json',
-                '-o',
-                'p.html',
-                '--sweep',
-                '2',
-                '--planner',
-                'swap-all',
-            ),
-            ['1 of 2', 'swap-all'],
-        ),
-        (
-            ('estimate', *NETWORK, *GPU, '--batchsize', '64', '--largest'),
-            ['0 of 8', 'batch size 4, iteration 2', 'largest batch: batch size 1'],
+            ('estimate', *NETWORK, *GPU, '--batchsize', '64'),
+            ['0 of 5', 'batch size 4, iteration 2', 'planning with hybrid'],
         ),
         (
             ('batch', *NETWORK, *GPU, '--memory-limit', '64MiB'),

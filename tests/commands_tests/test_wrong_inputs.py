@@ -68,7 +68,6 @@ def files(profile, folder, network, monkeypatch):
         ((*PLAN, '--manual', ''), 1, "'' cannot be read"),
         ((*PLAN, '-o', 'dir'), 1, 'has this name. Name another file.'),
         ((*PLAN, '-o', 'none/x'), 1, 'no folder none. Name another file.'),
-        (('compare', '--list-profiles', '--json', 'none/x'), 1, 'no folder none'),
         (('compare', 'p.json', '--memory-limit', '-3GB'), 2, "size is '-3GB'; it must"),
         (('layout', 'p.json', '--plan', 'q.json'), 1, 'error: q.json cannot be read'),
         (('layout', 'p.json', '--plan', 'few.json'), 1, 'decides about 1 feature'),
@@ -78,7 +77,6 @@ def files(profile, folder, network, monkeypatch):
         (('estimate', *IN_4, '--planner', '', *GPU), 1, "There is no planner ''."),
         (('estimate', *IN_4, '--gpu', ''), 1, "no device model ''. Models: "),
         (('estimate', *IN_4, '--gpu', 'q.json'), 1, 'q.json cannot be read'),
-        (('estimate', *IN_4, '--algorithms'), 1, 'name a model (--gpu) whose'),
         (('estimate', *IN_4, '--sample-batches', '4', '2'), 1, '--sample-batches is'),
         (
             ('estimate', '--arch', 'no_imports:Net', '--batchsize', '4', *GPU),

@@ -111,15 +111,6 @@ def test_a_swap_is_none_of_checkmates():
         judge_plan(profile, plan, problem.in_core_peak_bytes)
 
 
-def test_a_published_schedule_is_read_with_its_objective():
-    data = solution(
-        [4, 2, 1, 0], [10, 0, 5, 20], [(0, 1), (1, 2), (2, 3), (0, 3)], 2, *AGAIN
-    )
-    found = checkmate.read_published(data)
-    assert judge(GRAPH, found.runs, found.kept, 6).units == found.units == 45
-    assert checkmate.read_published(solution([1, 1], [1, 1], [(0, 1)], 1)) is None
-
-
 def test_an_operation_that_makes_two_buffers_is_refused():
     profile = checkmate.graph_profile(GRAPH, LINK, 'small')
     first = dataclasses.replace(profile.operations[0], writes=(0, 1))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy
 import pytest
+from support.device_suite import DeviceConformance
 from support.virtual import Machine
 
-from chainer_hybridmem.testing import DeviceConformance
 from chainer_hybridmem.training.devices import open_device
 from chainer_hybridmem.training.devices.host.device import HostDevice
 from chainer_hybridmem.training.devices.protocol import Device

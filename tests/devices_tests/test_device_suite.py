@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy
 import pytest
+from support.device_suite import MIB, DeviceConformance, Opened
 
-from chainer_hybridmem.testing import DeviceConformance
-from chainer_hybridmem.testing.devices import MIB, Opened
 from chainer_hybridmem.training.devices.host.device import HostDevice
 from chainer_hybridmem.training.devices.host.memory import HostMemory
 

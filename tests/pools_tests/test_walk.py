@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 from support import networks, recordings, toys
+from support.timelines import operation_loads
 
 from chainer_hybridmem.errors import FormatError, InfeasibleError, PlanError
 from chainer_hybridmem.planning.layouts import (
     in_core_trace,
     planned_trace,
-    recorded_trace,
 )
 from chainer_hybridmem.planning.layouts.trace import check_trace
 from chainer_hybridmem.planning.planners import make_plan
@@ -42,7 +42,7 @@ def test_loads_are_those_of_the_checker(seed):
         for plan in plans(profile):
             trace = planned_trace(profile, plan)
             loads = check_plan(profile, plan)
-            assert trace.operation_loads() == loads
+            assert operation_loads(trace) == loads
             assert trace.peak_load_bytes == max(loads)
             made += 1
     assert made > 4
@@ -52,7 +52,7 @@ def test_loads_are_those_of_the_checker(seed):
 def test_loads_are_those_of_the_checker_with_what_crosses(seed):
     profile = toys.with_persistent(toys.random_network(seed, 8), seed)
     for plan in plans(profile, cross_iteration=True):
-        assert planned_trace(profile, plan).operation_loads() == check_plan(
+        assert operation_loads(planned_trace(profile, plan)) == check_plan(
             profile, plan
         )
 
@@ -70,18 +70,6 @@ def test_what_crosses_comes_back_to_where_it_was():
 def test_in_core_peak(seed):
     for profile in (toys.random_graph(seed), toys.random_network(seed, 12)):
         assert in_core_trace(profile).peak_load_bytes == in_core_peak_bytes(profile)
-
-
-def test_recorded_events_as_they_are():
-    profile = toys.chain()
-    trace = recorded_trace(profile)
-    assert len(trace.events) == len(profile.events)
-    load = peak = profile.initial_bytes
-    for event in profile.events:
-        size = profile.storages[abs(event) - 1].nbytes
-        load += size if event > 0 else -size
-        peak = max(peak, load)
-    assert trace.peak_load_bytes == peak
 
 
 def test_a_recorded_network_carries_its_gradients():

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import networks, toys
+from support.timelines import operation_loads
 
 from chainer_hybridmem.planning.layouts import in_core_trace, planned_trace
 from chainer_hybridmem.planning.planners import make_plan
@@ -139,9 +140,8 @@ def test_every_load_is_what_it_was_under_any_plan(seed: int, count: int) -> None
     for name in ('in-core', 'vdnn-all', 'swap-all'):
         plan = make_plan(one, 2**50, name)
         assert check_plan(full, plan) == check_plan(few, plan)
-        assert (
-            planned_trace(full, plan).operation_loads()
-            == planned_trace(few, plan).operation_loads()
+        assert operation_loads(planned_trace(full, plan)) == operation_loads(
+            planned_trace(few, plan)
         )
     traces = [in_core_trace(profile) for profile in (full, few)]
     assert traces[0].peak_load_bytes == traces[1].peak_load_bytes

@@ -72,12 +72,10 @@ def test_the_example_is_fine() -> None:
     assert serialise_profile(read(body())) == json.dumps(BODY)
 
 
-# Files from before they existed lack them.
-LATER = ('functions_in_parts', 'move_cost', 'plain_peak_bytes')
 HEADER = ('format', 'version')
 
 
-@pytest.mark.parametrize('key', [k for k in BODY if k not in HEADER + LATER])
+@pytest.mark.parametrize('key', [k for k in BODY if k not in HEADER])
 def test_a_missing_key_is_named(key: str) -> None:
     damaged = body()
     del damaged[key]
@@ -325,12 +323,6 @@ def test_a_shared_link_in_a_file() -> None:
     link = dataclasses.replace(profile.link, ranks=4)
     shared = dataclasses.replace(profile, link=link)
     assert parse_profile(serialise_profile(shared)).link == link
-
-
-def test_links_of_older_files_are_not_shared() -> None:
-    older = body()
-    del older['link']['ranks']
-    assert read(older).link.ranks == 1
 
 
 # -- arbitrary damage ---------------------------------------------------------------

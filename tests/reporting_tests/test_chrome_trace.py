@@ -14,7 +14,6 @@ from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.reporting.chrome_trace import (
     STREAMS,
     chrome_trace,
-    trace_events,
 )
 
 PROFILES = [toys.chain(), *(toys.random_graph(seed, 12) for seed in range(8))]
@@ -36,7 +35,7 @@ def planner(request):
 @pytest.fixture(params=range(len(PROFILES)))
 def trace(request, planner):
     plan, timeline = made(PROFILES[request.param], planner)
-    return plan, timeline, trace_events(timeline, plan)
+    return plan, timeline, chrome_trace(timeline, plan)['traceEvents']
 
 
 def of(events, kind):
@@ -115,7 +114,7 @@ def test_what_takes_no_time_is_left_out():
     )
     timeline = dataclasses.replace(timeline, intervals=tuple(intervals))
     trace_format.check_trace(chrome_trace(timeline, plan))
-    events = trace_events(timeline, plan)
+    events = chrome_trace(timeline, plan)['traceEvents']
     assert len(of(events, 'X')) == len(intervals) - 1
     ends = [e['ts'] for e in of(events, 'f') if e['tid'] == STREAMS['compute']]
     assert pytest.approx(after.start_seconds * 1e6, abs=0.2) in ends
@@ -145,7 +144,7 @@ def test_times_are_exact(trace):
 
 def test_use_is_the_operation_that_needs_the_map(planner):
     plan, timeline = made(PROFILES[0], planner)
-    events = trace_events(timeline, plan)
+    events = chrome_trace(timeline, plan)['traceEvents']
     operations = [e for e in of(events, 'X') if e['cat'] in ('forward', 'backward')]
     uses = [e['ts'] for e in of(events, 'f') if e['tid'] == STREAMS['compute']]
     needed = [m.needed_before for m in plan.maps if m.action is Action.SWAP]
@@ -160,19 +159,9 @@ def test_load_of_every_operation(trace):
     assert [e['ts'] for e in counters] == sorted(e['ts'] for e in counters)
 
 
-def test_several_timelines_share_a_file(planner):
-    plan, timeline = made(PROFILES[0], planner)
-    first = trace_events(timeline, plan)
-    second = trace_events(timeline, plan, process=2, title='measured')
-    assert {e['pid'] for e in first} == {1}
-    assert {e['pid'] for e in second} == {2}
-    assert not {e['id'] for e in of(first, 's')} & {e['id'] for e in of(second, 's')}
-
-
 def test_a_whole_file(planner):
     plan, timeline = made(PROFILES[0], planner)
     trace = json.loads(json.dumps(chrome_trace(timeline, plan), allow_nan=False))
-    assert trace['traceEvents'] == trace_events(timeline, plan)
     assert trace['otherData']['planner'] == planner
     assert trace['otherData']['lower_bound_seconds'] == plan.lower_bound_seconds
     assert trace['otherData']['gap'] == plan.gap

@@ -38,9 +38,10 @@ from chainer_hybridmem.reporting.page.data import (
     thin_operations,
     thin_samples,
 )
+from chainer_hybridmem.reporting.page.differences import PASSED
 from chainer_hybridmem.reporting.page.prices import find_prices, sweep_bound
-from chainer_hybridmem.reporting.page.reasons import PASSED
 from chainer_hybridmem.reporting.rows import as_table
+from chainer_hybridmem.units import parse_bytes
 
 PUBLISHED = {
     'uPlot.iife.min.js': (
@@ -167,6 +168,10 @@ def test_the_price_of_memory_bounds_what_more_of_it_saves():
     assert price > 0 and 0 < prices.more_bytes <= limit / 10
     saved = prices.bound_seconds - prices.bound_with_more_seconds
     assert 0 < saved <= price * prices.more_bytes * 1.1
+    advice = prices.advise(limit, 100 * saved)
+    assert (advice['bytes'], advice['seconds']) == (prices.more_bytes, saved)
+    assert parse_bytes(advice['limit']) >= limit + prices.more_bytes
+    assert prices.advise(limit, 300 * saved) is None
     curve = sweep_bound(problem, 5, 60)
     limits, seconds = zip(*curve, strict=True)
     assert len(limits) == 5 + 2 and limits[-1] == problem.in_core_peak_bytes
@@ -210,7 +215,7 @@ def test_prices_of_layers_are_those_of_what_they_hold():
     operations = run['prices']['operations']
     price = sum(row['seconds_per_gibibyte'] for row in operations)
     assert price == pytest.approx(run['prices']['seconds_per_gibibyte'])
-    limits = [row['memory_limit_bytes'] for row in data['sweep']['bounds']]
+    limits = [row['memory_limit_bytes'] for row in data['bounds']]
     assert plan.memory_limit_bytes in limits and limits == sorted(limits)
 
 
@@ -300,3 +305,20 @@ def test_pages_are_small():
     assert len(make_page(data)) < MEGABYTE
     assert max(data['runs'][0]['moments']['load_bytes']) == problem.in_core_peak_bytes
     assert len(data['runs'][0]['moments']['load_bytes']) < len(profile.operations)
+
+
+def test_gradients_from_before_are_no_inputs():
+    """A profile that names them no better: they get the name of their kind."""
+    profile = library.load_profile('shipped:resnet50-b8-host')
+    unnamed = {s.id for s in profile.storages if s.label == 'input'}
+    kinds = {i: profile.storages[i].category for i in unnamed}
+    assert Category.GRADIENT in kinds.values() and Category.INPUT in kinds.values()
+    problem = make_problem(profile)
+    limit = int(0.6 * problem.in_core_peak_bytes)
+    plan = make_plan(problem, limit, 'swap-all')
+    data = make_data(profile, [Run('plan', plan)], 'p', sweep_seconds=0)
+    storages, names = data['storages'], data['names']
+    shown = dict(zip(storages['id'], storages['name'], strict=True))
+    assert all(names[shown[i]] == kinds[i].value for i in unnamed & shown.keys())
+    layers = [names[row['name']] for row in data['runs'][0]['prices']['layers']]
+    assert 'gradient' in layers

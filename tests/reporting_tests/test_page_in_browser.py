@@ -118,22 +118,18 @@ def data():
         ),
         device={'name': HOSTILE},
     )
-    limits = {'pooch': '70MiB', 'swap-all': '100MiB'}
+    limits = {'pooch': '50MiB', 'swap-all': '100MiB'}
     plans = [make_plan(profile, limit, name) for name, limit in limits.items()]
     measured = measured_like(simulate(profile, plans[0]), plans[0])
-    rows = [
-        {'planner': 'a', 'memory_limit_bytes': 80 << 20, 'fits': True, 'overhead': 0.5},
-        {'planner': 'b', 'memory_limit_bytes': 80, 'fits': False, 'overhead': None},
-        # A round number at the end of the axis: its label is wide.
-        {'planner': 'a', 'memory_limit_bytes': 3000 << 20, 'fits': True, 'overhead': 0},
-    ]
-    return make_data(
+    data = make_data(
         profile,
         [Run(HOSTILE, plans[0], measured), Run('second', plans[1])],
         'a profile',
-        rows,
         report=f'the report\n17 iterations\n{"a/long_line " * 20}',
     )
+    # A round number at the end of the axis: its label is wide.
+    data['bounds'].append({**data['bounds'][-1], 'memory_limit_bytes': 3000 << 20})
+    return data
 
 
 @pytest.fixture(scope='module')
@@ -260,21 +256,13 @@ def test_the_page_says_what_to_do_next(browser, path, data):
             continue
         assert text.startswith(units.format_bytes(advice['bytes']))
         assert text.endswith(f'--memory-limit {advice["limit"]}')
-        saved = f'{units.format_seconds(advice["seconds"])} an iteration'
-        assert (saved if advice['more'] else 'less would do as well') in text
+        assert f'{units.format_seconds(advice["seconds"])} an iteration' in text
 
 
-def test_the_page_says_why_plans_differ(browser, path, data):
+def test_the_page_says_what_plans_treat_otherwise(browser, path):
     browser.open(path, 1280, 800, False)
     text = browser.run("document.querySelector('.differences').textContent")
-    for words in (
-        'feature maps are treated otherwise',
-        'What the plans were made with',
-        'Why peaks differ: at the peak of ',
-    ):
-        assert words in text
-    names = [row['name'] for row in data['differences'][0]['reasons']['settings']]
-    assert names and all(name in text for name in names)
+    assert 'feature maps are treated otherwise' in text
 
 
 def test_the_bar_tells_the_moment(browser, path, data):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,17 +110,9 @@ def test_no_plan_is_faster_than_the_bound(seed, session, per_map, host):
         assert timeline.total_seconds == pytest.approx(plan.predicted_seconds)
 
 
-def test_a_file_keeps_it_and_may_lack_it():
+def test_a_file_keeps_it():
     profile = with_work(toys.chain(), 0.5, MoveCost(0.25, 1e-9))
-    text = serialise_profile(profile)
-    assert parse_profile(text) == profile
-    old = serialise_profile(toys.chain())
-    cut = old.replace(
-        '"move_cost": {"seconds_per_map": 0.0, "seconds_per_byte": 0.0}, ', ''
-    )
-    assert cut != old
-    assert parse_profile(cut) == toys.chain()
-    assert np.isclose(parse_profile(cut).move_cost.of_copied(100), 0.0)
+    assert parse_profile(serialise_profile(profile)) == profile
 
 
 @pytest.mark.parametrize('value', ['-1.0', '"much"', 'NaN'])

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from support import toys
+from support.timelines import operation_loads
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planning.layouts.walk import planned_trace
@@ -75,7 +76,7 @@ def test_every_plan_is_executable_and_none_is_below_the_bound(
         assert simulate(problem.profile, plan).total_seconds == plan.predicted_seconds
         assert parse_plan(serialise_plan(plan)) == plan
         trace = planned_trace(problem.profile, plan)
-        assert trace.operation_loads() == check_plan(problem.profile, plan)
+        assert operation_loads(trace) == check_plan(problem.profile, plan)
         seconds = lower_bound(problem, limit).seconds
         assert seconds <= plan.predicted_seconds * (1 + 1e-9)
         if plain is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from chainer_hybridmem.planning.records.measured_timeline import (
     OPERATIONS,
@@ -31,3 +32,13 @@ def measured_like(timeline, plan, factor=1.1):
         factor * timeline.total_seconds, timeline.load_bytes, tuple(longer), (),
         tuple(samples), (),
     )  # fmt: skip
+
+
+def operation_loads(trace):
+    """Highest load while each operation runs, as ``check_plan`` gives it."""
+    every = trace.loads()
+    bounds = [*trace.operation_starts, len(trace.events)]
+    return [
+        int(every[first : max(first, last) + 1].max())
+        for first, last in itertools.pairwise(bounds)
+    ]

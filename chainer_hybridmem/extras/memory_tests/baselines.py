@@ -26,14 +26,11 @@ class Baseline:
 
     Attributes:
         peak_bytes (int): Its bytes.
-        layers (dict): Bytes by layer at that moment.
-        functions (dict): Likewise by layer and what they are; empty in files from
-            before it was written.
+        functions (dict): Bytes by layer and what they are at that moment.
     """
 
     peak_bytes: int
-    layers: dict[str, int]
-    functions: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    functions: dict[str, dict[str, int]]
 
 
 def load(path: str) -> dict[str, Baseline]:
@@ -62,18 +59,14 @@ def _parse(body: dict[str, Any]) -> dict[str, Baseline]:
 def _parse_baseline(test: str, entry: Any) -> Baseline:
     try:
         functions = {
-            layer: _sizes(parts) for layer, parts in entry.get('functions', {}).items()
+            layer: {what: _size(nbytes) for what, nbytes in parts.items()}
+            for layer, parts in entry['functions'].items()
         }
-        peak_bytes = _size(entry['peak_bytes'])
-        return Baseline(peak_bytes, _sizes(entry['layers']), functions)
+        return Baseline(_size(entry['peak_bytes']), functions)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(
             f'The base line of {test} cannot be used ({type(error).__name__}: {error}).'
         ) from error
-
-
-def _sizes(parts: Any) -> dict[str, int]:
-    return {name: _size(nbytes) for name, nbytes in parts.items()}
 
 
 def _size(nbytes: Any) -> int:
@@ -124,7 +117,7 @@ def describe_growth(
     more = peak.nbytes - before.peak_bytes
     if more <= allowed_growth(tolerance, before.peak_bytes):
         return None
-    growth = peak.describe_growth(before.layers, before.functions)
+    growth = peak.describe_growth(before.functions)
     lines = [
         f'The peak has grown by {describe_bytes(more)}: {format_bytes(peak.nbytes)}, '
         f'and {format_bytes(before.peak_bytes)} in {path}.',

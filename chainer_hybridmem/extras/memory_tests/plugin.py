@@ -189,7 +189,6 @@ def _check_baseline(item: pytest.Item, peak: Peak) -> dict[str, Any]:
     from chainer_hybridmem.extras.memory_tests import baselines
 
     tolerance = _tolerance_of(marker)
-    result['layers'] = peak.layers()
     result['functions'] = peak.functions()
     if item.config.getoption(UPDATE):
         return result
@@ -325,7 +324,7 @@ class _Results:
         from chainer_hybridmem.extras.memory_tests.baselines import Baseline
 
         return {
-            test: Baseline(result['peak_bytes'], result['layers'], result['functions'])
+            test: Baseline(result['peak_bytes'], result['functions'])
             for test, result in self._peaks.items()
-            if 'layers' in result
+            if 'functions' in result
         }

@@ -19,7 +19,6 @@ from chainer_hybridmem.forecasting.estimation.estimator import (
     MOST_PICTURES,
     Estimator,
     StepEstimator,
-    check_algorithms,
     check_batchsize,
     ways,
 )
@@ -43,7 +42,6 @@ __all__ = [
     'StepEstimator',
     'all_reduce_bytes',
     'all_reduce_seconds',
-    'check_algorithms',
     'check_ascending',
     'check_batchsize',
     'load_device_model',

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.forecasting.estimation.affine import SamplePair
-from chainer_hybridmem.forecasting.estimation.algorithms import (
-    Algorithm,
-    Algorithms,
-    list_algorithms,
-    with_seconds,
-)
 from chainer_hybridmem.forecasting.estimation.costs import (
     PASS,
     RECOMPUTES,
@@ -45,22 +39,6 @@ def check_batchsize(batchsize: int) -> None:
         raise OptionError(
             f'Batch size {batchsize!r} is out of range: a whole number from 1 to '
             f'{MOST_PICTURES} is needed.'
-        )
-
-
-def check_algorithms(convolution: str) -> None:
-    """Refuses to choose algorithms where there is no choice.
-
-    Args:
-        convolution: As :func:`ways` returns it.
-
-    Raises:
-        OptionError: If it is not that of cuDNN.
-    """
-    if convolution != 'cudnn':
-        raise OptionError(
-            'Algorithms of convolutions are those of cuDNN on a GPU: name a model '
-            "(--gpu) whose convolution is 'cudnn'."
         )
 
 
@@ -189,49 +167,24 @@ class Estimator:
             self, factor=other.factor, calibration=other.calibration
         )
 
-    def algorithms(self, batchsize: int) -> Algorithms:
-        """How each operation that convolves can do so on the device.
-
-        Args:
-            batchsize: Examples in the batch.
-
-        Raises:
-            OptionError: If the batch size is out of range, or there is no choice: no
-                device model, or convolutions through a matrix of patches.
-        """
-        check_batchsize(batchsize)
-        check_algorithms(self.convolution)
-        assert self.model is not None  # or it does not convolve with cuDNN
-        return list_algorithms(self.samples.at(batchsize), self.model)
-
-    def profile(
-        self, batchsize: int, algorithms: Mapping[int, Algorithm] | None = None
-    ) -> Profile:
+    def profile(self, batchsize: int) -> Profile:
         """The estimated profile of one iteration.
 
         Args:
             batchsize: Examples in the batch.
-            algorithms: How operations convolve, of :meth:`algorithms`; None for the
-                time and the workspace that the model gives every convolution.
 
         Raises:
             OptionError: If the batch size is out of range.
         """
         check_batchsize(batchsize)
         profile = self.samples.at(batchsize)
-        chosen = algorithms or {}
         if self.model is not None:
             whole = self.recompute == WHOLE
             profile = (with_whole_forwards if whole else with_cuda_passes)(profile)
             im2col = self.convolution == 'im2col'
             if not im2col:
-                workspaces = dict.fromkeys(
-                    range(len(profile.operations)), self.model.workspace_bytes
-                )
-                workspaces |= {k: way.workspace_bytes for k, way in chosen.items()}
-                profile = lower_to_cudnn(profile, workspaces)
+                profile = lower_to_cudnn(profile, self.model.workspace_bytes)
             profile = time_model(profile, self.model.seconds, im2col)
-            profile = with_seconds(profile, chosen)
             # How functions run in parts is known of the recording's device only.
             profile = dataclasses.replace(profile, link=self.model.link, splits=())
         profile = share_links(profile, self.ranks)

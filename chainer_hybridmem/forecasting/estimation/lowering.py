@@ -20,7 +20,7 @@ elementwise functions that CuPy would fuse, and dropout masks of full size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from chainer_hybridmem.forecasting.estimation import costs
 from chainer_hybridmem.forecasting.estimation.structure import (
@@ -58,15 +58,12 @@ _CPU_ATTRIBUTES = {
 }
 
 
-def lower_to_cudnn(
-    profile: Profile, workspace_bytes: int | Mapping[int, int] = WORKSPACE_BYTES
-) -> Profile:
+def lower_to_cudnn(profile: Profile, workspace_bytes: int = WORKSPACE_BYTES) -> Profile:
     """Replaces the memory behaviour of functions that cuDNN serves.
 
     Args:
         profile: As recorded.
-        workspace_bytes: What each convolution may use while it runs, or what each
-            operation may.
+        workspace_bytes: What each convolution may use while it runs.
 
     Returns:
         Profile: With the same operations and times. Lowering it again changes
@@ -76,9 +73,7 @@ def lower_to_cudnn(
 
 
 class _Lowering:
-    def __init__(
-        self, profile: Profile, workspace_bytes: int | Mapping[int, int]
-    ) -> None:
+    def __init__(self, profile: Profile, workspace_bytes: int) -> None:
         self.profile = profile
         self.workspace_bytes = workspace_bytes
         self.storages: list[Storage | None] = list(profile.storages)
@@ -200,11 +195,7 @@ class _Lowering:
         return needed
 
     def _workspace_of(self, op: Operation) -> int:
-        if op.function not in CONVOLUTIONS:
-            return 0
-        if isinstance(self.workspace_bytes, int):
-            return self.workspace_bytes
-        return self.workspace_bytes[op.index]
+        return self.workspace_bytes if op.function in CONVOLUTIONS else 0
 
     def _adds_gradients(self, op: Operation) -> bool:
         """Whether its gradient completes that of an input with several uses."""

@@ -69,21 +69,6 @@ class TrainingGraph:
         return next((i for i, f in enumerate(self.forward) if f >= 0), self.size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Published:
-    """A schedule that a solution file of Checkmate's solver holds.
-
-    Attributes:
-        runs (list of bytes): (T, T) whether operation i runs in stage t.
-        kept (list of bytes): (T, T) whether its product is there when stage t begins.
-        units (int): What the file says that it takes.
-    """
-
-    runs: list[bytes]
-    kept: list[bytes]
-    units: int
-
-
 def read_solution(data: bytes, times: bytes | None = None) -> TrainingGraph:
     """The graph in a solution file.
 
@@ -124,21 +109,6 @@ def read_parts(data: bytes) -> list[Thing]:
     if not (isinstance(parts, list) and parts and isinstance(parts[0], Thing)):
         raise FormatError('The pickle is no solution of Checkmate or MONeT.')
     return parts
-
-
-def read_published(data: bytes) -> Published | None:
-    """The schedule of a solution file of Checkmate's; None in one of MONeT's.
-
-    Raises:
-        FormatError: If it is no such file.
-    """
-    parts = read_parts(data)
-    with files.reading('solution'):
-        found = parts[1].state
-        if 'fwd_init' not in found or 'f' not in found:
-            return None
-        runs, kept = (found[name].rows() for name in 'rs')
-        return Published(runs, kept, round(float(found['runtime_expected'])))
 
 
 def _own_times(nodes: Sequence[Thing]) -> list[float]:
@@ -231,23 +201,10 @@ class _Kind(Thing):
 
 
 class _Array(Thing):
-    """An array as its file has it: shape, kind and bytes."""
-
-    __slots__ = ('parts',)
+    """An array, of which nothing is read."""
 
     def build(self, state: Any) -> None:
-        self.parts = state
-
-    def rows(self) -> list[bytes]:
-        """Which numbers are ones, row by row, of a matrix of zeros and ones."""
-        _, (height, width), kind, columns_first, data = self.parts
-        if kind.code not in 'qd' or len(data) != 8 * height * width:
-            raise ValueError('a schedule is no matrix of zeros and ones')
-        numbers = struct.unpack(f'<{height * width}{kind.code}', data)
-        ones = bytes(abs(n) > 0.5 for n in numbers)
-        if columns_first:
-            return [ones[t::height] for t in range(height)]
-        return [ones[t * width : (t + 1) * width] for t in range(height)]
+        del state
 
 
 _CODES = {'i8': 'q', 'f8': 'd', 'f4': 'f'}

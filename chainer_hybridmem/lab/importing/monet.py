@@ -135,19 +135,6 @@ def read_graph(data: bytes) -> MonetGraph:
         return graph
 
 
-def read_published(data: bytes) -> tuple[Schedule, int]:
-    """The schedule in a solution file of MONeT's, and what it says that it takes.
-
-    Raises:
-        FormatError: If it is no such file.
-    """
-    parts = read_parts(data)
-    with files.reading('solution'):
-        found = parts[1].state
-        runs, kept, in_place = (found[name].rows() for name in ('r', 's', 'ip'))
-        return Schedule(runs, kept, in_place), round(float(found['runtime_expected']))
-
-
 def _check(graph: MonetGraph) -> None:
     size = len(graph.kib)
     most_kib = files.LARGEST_SIZE // KIB

@@ -28,6 +28,7 @@ a Gaussian process.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -53,34 +54,6 @@ SMALLEST_BYTES = 2**20
 EVALUATIONS = 34  # the four scores, then about 30 as in the paper
 RANDOM_STARTS = 4
 GUESSES = 2000  # weights among which the expected improvement is maximised
-
-
-def autoswap_doa(
-    problem: Problem, limit_bytes: int, smallest_bytes: int = SMALLEST_BYTES
-) -> Plan:
-    """Longest absence first."""
-    return _by_score('autoswap-doa', problem, limit_bytes, smallest_bytes)
-
-
-def autoswap_aoa(
-    problem: Problem, limit_bytes: int, smallest_bytes: int = SMALLEST_BYTES
-) -> Plan:
-    """Largest area of absence first."""
-    return _by_score('autoswap-aoa', problem, limit_bytes, smallest_bytes)
-
-
-def autoswap_wdoa(
-    problem: Problem, limit_bytes: int, smallest_bytes: int = SMALLEST_BYTES
-) -> Plan:
-    """Largest area under the load first."""
-    return _by_score('autoswap-wdoa', problem, limit_bytes, smallest_bytes)
-
-
-def autoswap_swdoa(
-    problem: Problem, limit_bytes: int, smallest_bytes: int = SMALLEST_BYTES
-) -> Plan:
-    """Largest area under the load that is left first."""
-    return _by_score('autoswap-swdoa', problem, limit_bytes, smallest_bytes)
 
 
 def autoswap_bo(
@@ -120,12 +93,15 @@ def autoswap_bo(
 
 
 def _by_score(
-    planner: str, problem: Problem, limit_bytes: int, smallest_bytes: int
+    name: str,
+    problem: Problem,
+    limit_bytes: int,
+    smallest_bytes: int = SMALLEST_BYTES,
 ) -> Plan:
     selection = _Selection(problem, limit_bytes, smallest_bytes)
-    score = SCORES[planner.removeprefix('autoswap-')]
-    best = selection.schedule(score(selection))
-    return _finish(selection, planner, best, {'smallest_bytes': smallest_bytes})
+    best = selection.schedule(SCORES[name](selection))
+    options: dict[str, object] = {'smallest_bytes': smallest_bytes}
+    return _finish(selection, f'autoswap-{name}', best, options)
 
 
 def _finish(
@@ -298,10 +274,16 @@ _SOURCE = 'Zhang et al. 2019, section IV'
 _OPTIONS = {'smallest_bytes': COUNT}
 _ACTIONS = frozenset({Action.KEEP, Action.SWAP})
 PLANNERS = (
-    Planner('autoswap-doa', autoswap_doa, _SOURCE, _OPTIONS, actions=_ACTIONS),
-    Planner('autoswap-aoa', autoswap_aoa, _SOURCE, _OPTIONS, actions=_ACTIONS),
-    Planner('autoswap-wdoa', autoswap_wdoa, _SOURCE, _OPTIONS, actions=_ACTIONS),
-    Planner('autoswap-swdoa', autoswap_swdoa, _SOURCE, _OPTIONS, actions=_ACTIONS),
+    *(
+        Planner(
+            f'autoswap-{name}',
+            functools.partial(_by_score, name),
+            _SOURCE,
+            _OPTIONS,
+            actions=_ACTIONS,
+        )
+        for name in SCORES
+    ),
     Planner(
         'autoswap-bo',
         autoswap_bo,

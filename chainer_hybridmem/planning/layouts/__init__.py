@@ -10,11 +10,7 @@ from chainer_hybridmem.planning.layouts.forward import (
 from chainer_hybridmem.planning.layouts.layout import Layout, check_layout
 from chainer_hybridmem.planning.layouts.offline import exact, smartpool
 from chainer_hybridmem.planning.layouts.trace import Trace, from_lifetimes, from_log
-from chainer_hybridmem.planning.layouts.walk import (
-    in_core_trace,
-    planned_trace,
-    recorded_trace,
-)
+from chainer_hybridmem.planning.layouts.walk import in_core_trace, planned_trace
 
 __all__ = [
     'Arena',
@@ -32,6 +28,5 @@ __all__ = [
     'lay_out',
     'parameter_bytes',
     'planned_trace',
-    'recorded_trace',
     'smartpool',
 ]

@@ -22,7 +22,6 @@ in ``[0, f)``. They are *carried* and must share one offset.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
@@ -85,15 +84,6 @@ class Trace:
     def peak_load_bytes(self) -> int:
         """Highest load at any moment."""
         return int(self.loads().max())
-
-    def operation_loads(self) -> list[int]:
-        """Highest load while each operation runs, as ``check_plan`` gives it."""
-        every = self.loads()
-        bounds = [*self.operation_starts, len(self.events)]
-        return [
-            int(every[first : max(first, last) + 1].max())
-            for first, last in itertools.pairwise(bounds)
-        ]
 
 
 def loads(

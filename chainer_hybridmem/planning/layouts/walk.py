@@ -44,15 +44,6 @@ def planned_trace(profile: Profile, plan: Plan) -> Trace:
     return _Walk(in_parts(profile, plan.parts), plan).run()
 
 
-def recorded_trace(profile: Profile) -> Trace:
-    """The recorded events as they are: the all-swap iteration without swap-ins.
-
-    Raises:
-        FormatError: If the profile frees more than it starts with.
-    """
-    return _Walk(profile, None, as_recorded=True).run()
-
-
 class _Writer:
     """Buffers and events of the trace.
 
@@ -90,11 +81,8 @@ class _Writer:
 class _Walk:
     """Writes events while walking through the iteration once."""
 
-    def __init__(
-        self, profile: Profile, plan: Plan | None, as_recorded: bool = False
-    ) -> None:
+    def __init__(self, profile: Profile, plan: Plan | None) -> None:
         self.profile = profile
-        self.as_recorded = as_recorded
         self.entries = {e.storage: e for e in plan.maps} if plan is not None else {}
         self.recipes = {recipe.operation: recipe for recipe in profile.recipes}
         self.first_backward = profile.first_backward
@@ -259,7 +247,7 @@ class _Walk:
     def _recorded_free(self, storage: int, position: int) -> None:
         graph_lives = position < self.profile.graph_end_event
         item = self.profile.storages[storage]
-        if graph_lives and not self.as_recorded and self._left_to_graph(item):
+        if graph_lives and self._left_to_graph(item):
             self.held.append(storage)
         else:
             self._free(storage)

@@ -27,13 +27,6 @@ class Peak:
     nbytes: int = 0
     parts: Mapping[Part, int] = dataclasses.field(default_factory=dict)
 
-    def layers(self) -> dict[str, int]:
-        """Bytes by layer, sorted by name."""
-        found: dict[str, int] = {}
-        for (layer, _), nbytes in self.parts.items():
-            found[layer] = found.get(layer, 0) + nbytes
-        return dict(sorted(found.items()))
-
     def functions(self) -> dict[str, dict[str, int]]:
         """Bytes by layer and what they are, sorted by name."""
         found: dict[str, dict[str, int]] = {}
@@ -58,46 +51,29 @@ class Peak:
         return lines
 
     def describe_growth(
-        self,
-        layers: Mapping[str, int],
-        functions: Mapping[str, Mapping[str, int]],
-        most: int = 3,
+        self, before: Mapping[str, Mapping[str, int]], most: int = 3
     ) -> list[str]:
-        """Lines about the layers that hold more than they did.
+        """Lines about the layers that hold more than they did, and what in them most.
 
         Args:
-            layers: Bytes by layer, as they were.
-            functions: Likewise by layer and what they are; empty if that is not known,
-                so that nothing in a layer is named.
+            before: Bytes by layer and what they are, as they were.
             most: Of the lines.
         """
-        now = self.layers()
-        grown = {layer: n - layers.get(layer, 0) for layer, n in now.items()}
-        ranked = sorted(grown.items(), key=lambda item: (-item[1], item[0]))
+        rows = []
+        for layer, now in self.functions().items():
+            then = before.get(layer, {})
+            more, what = max((n - then.get(what, 0), what) for what, n in now.items())
+            rows.append((layer, sum(then.values()), sum(now.values()), what, more))
+        rows.sort(key=lambda row: (row[1] - row[2], row[0]))
         lines = []
-        for layer, more in ranked[:most]:
-            if more > 0:
-                before, after = format_apart(layers.get(layer, 0), now[layer])
+        for layer, old, new, what, more in rows[:most]:
+            if new > old:
+                texts = format_apart(old, new)
                 lines.append(
-                    f'{layer} grew by {format_bytes(more)}'
-                    f'{self._name_growth(layer, functions)}: {before} before, {after} '
-                    f'now'
+                    f'{layer} grew by {format_bytes(new - old)} ({what}: '
+                    f'{format_bytes(more)}): {texts[0]} before, {texts[1]} now'
                 )
         return lines
-
-    def _name_growth(
-        self, layer: str, functions: Mapping[str, Mapping[str, int]]
-    ) -> str:
-        """What in a layer has grown most."""
-        if not functions:
-            return ''
-        before = functions.get(layer, {})
-        grown = {
-            what: nbytes - before.get(what, 0)
-            for what, nbytes in self.functions()[layer].items()
-        }
-        what = max(grown, key=lambda what: (grown[what], what))
-        return f' ({what}: {format_bytes(grown[what])})'
 
 
 class Load:

@@ -60,7 +60,7 @@ def parse_plan(text: str) -> Plan:
             host_limit_bytes=None if host_limit is None else int(host_limit),
             parts=tuple(files.unrow(Part, row) for row in body['parts']),
             rules=pairs_of(check_rules(body['rules'])),
-            sources=tuple(files.unrow(Source, row) for row in body.get('sources', ())),
+            sources=tuple(files.unrow(Source, row) for row in body['sources']),
         )
     limited = () if plan.host_limit_bytes is None else ('host_limit_bytes',)
     for name in (*_FIGURES, *limited):

@@ -26,7 +26,6 @@ import enum
 import hashlib
 from typing import Any, NamedTuple
 
-from chainer_hybridmem import files
 from chainer_hybridmem.units import format_count, format_seconds
 
 MINIMUM_MAP_BYTES = 4096  # smaller ones are noise: they stay
@@ -119,8 +118,8 @@ class Operation:
     specs: tuple[str, ...]
     forward: int
     first_event: int
-    exchanged_bytes: int = dataclasses.field(default=0, metadata=files.LATER)
-    session_seconds: float = dataclasses.field(default=0.0, metadata=files.LATER)
+    exchanged_bytes: int = 0
+    session_seconds: float = 0.0
 
     @property
     def function(self) -> str:
@@ -223,7 +222,7 @@ class Recipe:
     peak_bytes: int
     exact: bool
     covers: tuple[int, ...] = ()
-    formula: int = dataclasses.field(default=0, metadata=files.LATER)
+    formula: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ class Split:
     first: int
     temporaries: tuple[int, ...]
     peak_bytes: int
-    stages: tuple[int, ...] = dataclasses.field(default=(), metadata=files.LATER)
+    stages: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def parse_profile(text: str) -> Profile:
     """
     body = files.parse(text, FORMAT, VERSION)
     with files.reading('profile'):
-        disk, plain = body['disk_link'], body.get('plain_peak_bytes')
+        disk, plain = body['disk_link'], body['plain_peak_bytes']
         profile = Profile(
             operations=tuple(files.unrow(Operation, row) for row in body['operations']),
             storages=tuple(files.unrow(Storage, row) for row in body['storages']),
@@ -67,12 +67,11 @@ def parse_profile(text: str) -> Profile:
             device=dict(body['device']),
             disk_link=None if disk is None else _read_link(disk),
             splits=tuple(files.unrow(Split, row) for row in body['splits']),
-            # Files from before it existed lack it.
             functions_in_parts=tuple(
                 (int(operation), int(function))
-                for operation, function in body.get('functions_in_parts', ())
+                for operation, function in body['functions_in_parts']
             ),
-            move_cost=MoveCost(**body.get('move_cost', {})),
+            move_cost=MoveCost(**body['move_cost']),
             plain_peak_bytes=None if plain is None else int(plain),
         )
     check_profile(profile)
@@ -82,15 +81,14 @@ def parse_profile(text: str) -> Profile:
 def _read_link(body: Any) -> Link:
     names = [field.name for field in dataclasses.fields(Link)]
     for name in names:
-        if not isinstance(body, dict) or name not in {'ranks': 1, **body}:
+        if not isinstance(body, dict) or name not in body:
             raise files.broken('profile', f'its link lacks {name}')
     for name in body:
         if name not in names:
             raise files.broken('profile', f'its link has an unknown figure {name!r}')
-    # Files from before links were shared lack it. What is no number is refused later.
-    ranks = body.get('ranks', 1)
+    # What is no number of processes is refused later.
     figures = {name: float(body[name]) for name in names if name != 'ranks'}
-    return Link(**figures, ranks=ranks)
+    return Link(**figures, ranks=body['ranks'])
 
 
 def check_profile(profile: Profile) -> None:

@@ -49,13 +49,6 @@ def fitted(problem: Problem, limit_bytes: int) -> Problem:
     return with_parts(problem, tuple(chosen.values()))
 
 
-def least_loads(problem: Problem) -> list[int]:
-    """Load of every operation with all that can leave gone, in bytes."""
-    _, peaks, _ = fixed_load(problem.profile, {s.id for s in problem.maps})
-    loads: list[int] = (_unavoidable(problem) + peaks).tolist()
-    return loads
-
-
 def _ways(problem: Problem) -> dict[_Function, list[Split]]:
     """What is left to try, each way with less memory than the one before."""
     tried = {(part.operation, part.function): part for part in problem.parts}

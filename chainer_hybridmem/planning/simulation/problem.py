@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import inspect
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,15 +223,8 @@ def with_parts(problem: Problem, parts: tuple[Part, ...]) -> Problem:
         return problem
     places = {(part.operation, part.function) for part in parts}
     others = (p for p in problem.parts if (p.operation, p.function) not in places)
-    return make_problem(
-        problem.profile,
-        problem.cross_iteration,
-        problem.host_limit_bytes,
-        problem.splitting,
-        tuple(sorted((*others, *parts), key=lambda p: (p.operation, p.function))),
-        problem.rules,
-        problem.sources,
-    )
+    parts = tuple(sorted((*others, *parts), key=lambda p: (p.operation, p.function)))
+    return _make_again(problem, parts=parts)
 
 
 def with_plain_peak(problem: Problem, plain_peak_bytes: int | None) -> Problem:
@@ -247,15 +241,12 @@ def with_plain_peak(problem: Problem, plain_peak_bytes: int | None) -> Problem:
 
 def with_profile(problem: Problem, profile: Profile) -> Problem:
     """The same problem with other times: everything else is as it was."""
-    return make_problem(
-        profile,
-        problem.cross_iteration,
-        problem.host_limit_bytes,
-        problem.splitting,
-        problem.parts,
-        problem.rules,
-        problem.sources,
-    )
+    return _make_again(problem, profile=profile)
+
+
+def _make_again(problem: Problem, **changed: Any) -> Problem:
+    told = inspect.signature(make_problem).parameters
+    return make_problem(**{name: getattr(problem, name) for name in told} | changed)
 
 
 def with_rules(problem: Problem, rules: Any) -> Problem:
@@ -270,7 +261,7 @@ def with_rules(problem: Problem, rules: Any) -> Problem:
     """
     rules = check_rules(rules)
     if problem.rules:
-        problem = with_profile(dataclasses.replace(problem, rules=()), problem.profile)
+        problem = _make_again(problem, rules=())
     if not rules:
         return problem
     arrays = rule_arrays(problem.arrays, problem.profile, problem.maps, rules)
@@ -284,15 +275,7 @@ def with_sources(problem: Problem, sources: tuple[int, ...]) -> Problem:
         problem: Any problem.
         sources: Of :func:`find_sources`.
     """
-    return make_problem(
-        problem.profile,
-        problem.cross_iteration,
-        problem.host_limit_bytes,
-        problem.splitting,
-        problem.parts,
-        problem.rules,
-        sources,
-    )
+    return _make_again(problem, sources=sources)
 
 
 def find_sources(problem: Problem) -> tuple[int, ...]:

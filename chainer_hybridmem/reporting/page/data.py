@@ -21,12 +21,16 @@ from chainer_hybridmem.planning.records.timeline import Interval, Timeline
 from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
 from chainer_hybridmem.planning.simulation.problem import decided_by, with_parts
 from chainer_hybridmem.reporting.chrome_trace import operation_starts
-from chainer_hybridmem.reporting.page.advice import advise
 from chainer_hybridmem.reporting.page.composition import (
     GROUPS,
     Composition,
     Presence,
     compose,
+)
+from chainer_hybridmem.reporting.page.differences import (
+    Side,
+    differing_operations,
+    find_differences,
 )
 from chainer_hybridmem.reporting.page.figures import (
     Figures,
@@ -39,11 +43,6 @@ from chainer_hybridmem.reporting.page.figures import (
     sweep_figures,
 )
 from chainer_hybridmem.reporting.page.prices import find_prices
-from chainer_hybridmem.reporting.page.reasons import (
-    Side,
-    differing_operations,
-    find_differences,
-)
 from chainer_hybridmem.reporting.palette import (
     COLOURS,
     GROUP_COLOURS,
@@ -66,7 +65,6 @@ def make_data(
     profile: Profile,
     runs: Sequence[Run],
     name: str,
-    planned: Sequence[Figures] = (),
     sweep_seconds: float = SWEEP_SECONDS,
     report: str = '',
 ) -> Figures:
@@ -76,8 +74,6 @@ def make_data(
         profile: The recorded iteration.
         runs: One or more; the first one is what others are compared with.
         name: What the page calls the profile.
-        planned: Figures of plans at other limits, with ``planner``,
-            ``memory_limit_bytes``, ``fits`` and ``overhead``.
         sweep_seconds: Time for the bound at other limits.
         report: A session's report as a table, to be shown as it is.
 
@@ -94,7 +90,7 @@ def make_data(
         for run, problem in zip(runs, problems, strict=True)
     ]
     shown = [
-        _RunColumns(tables, problem, len(runs)).collect(side, timeline, planned)
+        _RunColumns(tables, problem, len(runs)).collect(side, timeline)
         for side, problem, timeline in zip(sides, problems, timelines, strict=True)
     ]
     one, *others = zip(sides, timelines, strict=True)
@@ -115,7 +111,7 @@ def make_data(
         'storages': tables.storage_columns(),
         'runs': shown,
         'differences': differences,
-        'sweep': sweep_figures(problems[0], planned, sweep_seconds),
+        'bounds': sweep_figures(problems[0], sweep_seconds),
     }
 
 
@@ -150,15 +146,12 @@ class _RunColumns:
             return -1
         return self._tables.place_storage(self._profile.storages[storage])
 
-    def collect(
-        self, side: Side, timeline: Timeline, planned: Sequence[Figures]
-    ) -> Figures:
+    def collect(self, side: Side, timeline: Timeline) -> Figures:
         """All columns and figures.
 
         Args:
             side: The run and its moments.
             timeline: Its plan as simulated.
-            planned: As in :func:`make_data`.
         """
         run, composition = side.run, side.composition
         plan = run.plan
@@ -166,16 +159,11 @@ class _RunColumns:
         costs = np.append(0.0, np.cumsum(prices.seconds_per_byte))
         shown = self._choose(composition.presences)
         figures = run_figures(self._profile, run, timeline)
+        limit_bytes = figures['memory_limit_bytes']
         return {
             'name': shown_name(run.name),
             'figures': figures,
-            'advice': advise(
-                prices,
-                figures['memory_limit_bytes'],
-                timeline.total_seconds,
-                plan.in_core_seconds,
-                planned,
-            ),
+            'advice': prices.advise(limit_bytes, timeline.total_seconds),
             'moments': self._moment_columns(composition, timeline),
             'presences': [self._presence(p, costs) for p in shown],
             'maps': self._map_rows(plan),

@@ -6,7 +6,7 @@ Names and storages are there once; columns hold their places.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.planning.records.measured_timeline import Measured
@@ -134,37 +134,23 @@ def run_figures(profile: Profile, run: Run, timeline: Timeline) -> Figures:
     return found
 
 
-def sweep_figures(
-    problem: Problem, planned: Sequence[Figures], time_budget: float
-) -> Figures:
-    """The proven bound, and plans, against the limit.
+def sweep_figures(problem: Problem, time_budget: float) -> list[Figures]:
+    """The proven bound against the limit.
 
     Args:
         problem: What is planned.
-        planned: As in :func:`.data.make_data`.
         time_budget: Seconds for the bound.
     """
     in_core = problem.in_core_seconds
     curve = sweep_bound(problem, SWEEP_LIMITS, time_budget)
-    return {
-        'bounds': [
-            {
-                'memory_limit_bytes': limit,
-                'lower_bound_seconds': seconds,
-                'overhead': seconds / in_core - 1 if in_core > 0 else 0.0,
-            }
-            for limit, seconds in curve
-        ],
-        'plans': [
-            {
-                'planner': shown_name(row['planner']),
-                'memory_limit_bytes': row['memory_limit_bytes'],
-                'fits': row['fits'],
-                'overhead': row['overhead'],
-            }
-            for row in planned
-        ],
-    }
+    return [
+        {
+            'memory_limit_bytes': limit,
+            'lower_bound_seconds': seconds,
+            'overhead': seconds / in_core - 1 if in_core > 0 else 0.0,
+        }
+        for limit, seconds in curve
+    ]
 
 
 def storage_name(storage: Storage) -> str:

@@ -8,6 +8,7 @@ more than the amount times the price.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from chainer_hybridmem import timing
 from chainer_hybridmem.planning.search.bound import lower_bound
 from chainer_hybridmem.planning.search.candidates import least_memory
 from chainer_hybridmem.planning.simulation import Problem
+from chainer_hybridmem.units import format_enough
 
 # Of the bound: a difference below it is the solver's tolerance, and none to show.
 LEAST_SHARE = 1e-5
+WORTH = 0.005  # of an iteration: less is nothing to change a limit for
 STEPS_TO_LIMIT = 10  # of memory more, at least
 ROUND_NUMBERS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -38,6 +41,23 @@ class Prices:
     bound_seconds: float
     more_bytes: int
     bound_with_more_seconds: float
+
+    def advise(self, limit_bytes: int, seconds: float) -> dict[str, Any] | None:
+        """More memory that saves something.
+
+        Args:
+            limit_bytes: The limit.
+            seconds: Of an iteration at the limit.
+
+        Returns:
+            dict or None: ``bytes`` more, the ``seconds`` by which the bound falls, and
+            the new ``limit`` as options have it; None if it is not worth a change.
+        """
+        saved = self.bound_seconds - self.bound_with_more_seconds
+        if saved <= WORTH * seconds:
+            return None
+        limit = format_enough(limit_bytes + self.more_bytes).replace(' ', '')
+        return {'bytes': self.more_bytes, 'seconds': saved, 'limit': limit}
 
 
 def find_prices(problem: Problem, limit_bytes: int) -> Prices:

@@ -6,7 +6,6 @@
   const ROW_PIXELS = 30;
   const PERCENTS = [0, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
   const TITLE_PIXELS = 18; // of an axis
-  const APART = 0.015; // of the height of a picture, between lines that would coincide
   const KEY = 'moments'; // of charts whose cursors move together
   const charts = [];
 
@@ -351,15 +350,14 @@
   };
 
   h.sweepChart = function (box) {
-    const {bounds, plans} = h.data.sweep;
-    const places = new Set([...bounds, ...plans].map((row) => row.memory_limit_bytes));
+    const {bounds} = h.data;
+    const places = new Set(bounds.map((row) => row.memory_limit_bytes));
     h.data.runs.forEach((run) => places.add(run.figures.memory_limit_bytes));
     const xs = [...places].sort((a, b) => a - b);
     const column = (rows, value) => {
       const known = new Map(rows.map((row) => [row.memory_limit_bytes, value(row)]));
       return xs.map((x) => (known.has(x) ? known.get(x) : null));
     };
-    const lines = [...new Set(plans.map((row) => row.planner))];
     const percent = (row) => (row.overhead === null ? null : 100 * row.overhead);
     const data = [xs, column(bounds, percent)];
     const series = [{}, {
@@ -367,19 +365,13 @@
       paths: uPlot.paths.stepped({align: -1}), fill: 'rgba(128, 138, 150, 0.25)',
       points: {show: false},
     }];
-    lines.forEach((planner, i) => {
-      data.push(column(plans.filter((row) => row.planner === planner), percent));
-      series.push({label: planner, stroke: h.data.colours.lines[i], width: 2, spanGaps: true,
-        points: {show: true, size: 6}});
-    });
     h.data.runs.forEach((run, i) => {
       data.push(column([run.figures], percent));
-      series.push({label: run.name, stroke: h.lineColour(lines.length + i), width: 0,
-        points: {show: true, size: 12, width: 2, fill: h.lineColour(lines.length + i)}});
+      series.push({label: run.name, stroke: h.lineColour(i), width: 0,
+        points: {show: true, size: 12, width: 2, fill: h.lineColour(i)}});
     });
     const all = data.slice(1).flat().filter((value) => value !== null);
     const lowest = Math.min(0, ...all), top = Math.max(1, 1.3 * Math.max(...all));
-    apart(data.slice(2, 2 + lines.length), APART * (Math.asinh(top) - Math.asinh(lowest)));
     const options = {
       cursor: {drag: {x: false, y: false}, points: {show: false}, y: false},
       scales: {
@@ -416,26 +408,10 @@
     return make(box, 260 + TITLE_PIXELS, options, data, tell, () => null);
   };
 
-  // Moves what would coincide one above the other, in the scale of the picture.
-  function apart(columns, step) {
-    for (let i = 0; columns.length && i < columns[0].length; i += 1) {
-      let last = -Infinity;
-      const order = (column) => Math.round(Math.asinh(column[i]) / step);
-      const known = columns.filter((column) => column[i] !== null);
-      for (const column of known.sort((a, b) => order(a) - order(b))) {
-        const place = Math.max(Math.asinh(column[i]), last + step);
-        if (place > Math.asinh(column[i])) column[i] = Math.sinh(place);
-        last = place;
-      }
-    }
-  }
-
   // What is known at the limit nearest to the cursor.
   function limitWords(limit) {
-    const {bounds, plans} = h.data.sweep;
     const rows = [
-      ...bounds.map((row, i) => [row, ['proven bound'], `sweep.bounds.${i}`]),
-      ...plans.map((row, i) => [row, h.name(`sweep.plans.${i}.planner`), `sweep.plans.${i}`]),
+      ...h.data.bounds.map((row, i) => [row, ['proven bound'], `bounds.${i}`]),
       ...h.data.runs.map((run, i) => [run.figures, h.name(`runs.${i}.name`), `runs.${i}.figures`]),
     ].filter(([row]) => row.memory_limit_bytes === limit);
     if (!rows.length) return null;

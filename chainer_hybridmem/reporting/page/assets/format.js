@@ -101,9 +101,6 @@ const hybridmem = {data: JSON.parse(document.getElementById('hybridmem-data').te
       ...pieces);
   };
 
-  // A number or name, where the data says which of them.
-  h.value = (path, unit) => (unit === 'name' ? h.name(path) : h.number(path, unit));
-
   h.swatch = function (colour) {
     const made = h.element('span', {class: 'swatch', 'aria-hidden': 'true'});
     made.style.background = colour;

@@ -204,9 +204,7 @@
     parts.found = e('div', {class: 'found'});
     parts.query = e('input', {type: 'search', placeholder: 'part of a name', id: 'query',
       'aria-label': 'search storages and operations', oninput: search});
-    const lines = [...new Set(h.data.sweep.plans.map((row) => row.planner))];
-    const {sweep} = h.data, places = [...sweep.bounds, ...sweep.plans];
-    curve = new Set(places.map((row) => row.memory_limit_bytes)).size > 1;
+    curve = h.data.bounds.length > 1;
     const blocks = [
       e('h1', {}, name('profile.name')),
       e('p', {class: 'soft'}, number('profile.operations', 'count'), ' operations, ',
@@ -220,12 +218,8 @@
         'The least memory of any plan is ', number('profile.least_memory_bytes', 'bytes'), '.'),
       ...(curve ? [parts.sweep,
       e('div', {class: 'legend'},
-        ...lines.map((line, i) => e('span', {}, h.swatch(h.lineColour(i)), name(
-          `sweep.plans.${h.data.sweep.plans.findIndex((row) => row.planner === line)}.planner`))),
-        ...runs.map((run, i) => e('span', {}, h.swatch(h.lineColour(lines.length + i)),
-          name(`runs.${i}.name`))), e('span', {}, '– – limit'),
-        lines.length > 1 ? e('span', {class: 'soft'},
-          'lines that would coincide are drawn side by side') : null),
+        ...runs.map((run, i) => e('span', {}, h.swatch(h.lineColour(i)), name(`runs.${i}.name`))),
+        e('span', {}, '– – limit')),
       e('details', {}, e('summary', {}, 'As a table'), h.sweepTable())] : []),
       e('h2', {}, 'Figures'), h.figureTable(),
       ...(h.data.report ? [e('h2', {}, 'Report of the session'),

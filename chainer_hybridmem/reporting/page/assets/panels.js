@@ -71,7 +71,6 @@
   // What to do next.
   h.advice = function (run) {
     const {advice, figures, prices} = h.data.runs[run], base = `runs.${run}.advice`;
-    const limit = () => e('code', {}, '--memory-limit ', name(`${base}.limit`));
     if (!advice) {
       const longer = (figures.measured_overhead || 0) > figures.overhead + LONGER;
       return e('p', {class: 'advice'}, longer
@@ -82,15 +81,9 @@
           ? 'More memory would save nothing: an iteration takes what it takes in-core. What is free is room for a larger batch.'
           : 'A little more memory would save nothing.');
     }
-    const size = number(`${base}.bytes`, 'bytes');
-    if (!advice.more) {
-      return e('p', {class: 'advice'}, size, ' less would do as well, as a plan of ',
-        name(`${base}.planner`), ' shows: ', limit());
-    }
-    const saved = number(`${base}.seconds`, 'seconds');
-    return e('p', {class: 'advice'}, size, ...(advice.planner
-      ? [' more would save ', saved, ' an iteration, as a plan of ', name(`${base}.planner`), ' shows: ']
-      : [' more would save about ', saved, ' an iteration, by which the proven bound falls: ']), limit());
+    return e('p', {class: 'advice'}, number(`${base}.bytes`, 'bytes'), ' more would save about ',
+      number(`${base}.seconds`, 'seconds'), ' an iteration, by which the proven bound falls: ',
+      e('code', {}, '--memory-limit ', name(`${base}.limit`)));
   };
 
   h.figureTable = function () {
@@ -257,67 +250,8 @@
       e('div', {class: 'columns'},
         rows.length ? h.table('feature maps treated otherwise',
           ['feature map', ...titles(), 'bytes'], rows) : null,
-        found.operations.length ? paceTable(0, base, titles()) : null),
-      ...reasons(`${base}.reasons`, found, titles));
+        found.operations.length ? paceTable(0, base, titles()) : null));
   };
-
-  // What differs besides the decisions: settings, positions, replays, parts and peaks.
-  function reasons(base, found, titles) {
-    const {settings, moved, replays, parts, peaks} = found.reasons;
-    const plain = !found.maps && !settings.length && !moved.maps && !parts.length && replays.same;
-    if (plain) {
-      return [e('p', {}, 'The plans do the same at the same operations', found.measured
-        ? ': what differs was measured.' : '.')];
-    }
-    const tables = [
-      ...(settings.length ? [e('div', {}, e('h4', {}, 'What the plans were made with'),
-        h.table('settings that differ', ['', ...titles()], settings.map((row, i) => [
-          name(`${base}.settings.${i}.name`),
-          ...[0, 1].map((side) => h.value(`${base}.settings.${i}.values.${side}`, row.unit)),
-        ])))] : []),
-      ...(parts.length ? [e('div', {}, e('h4', {}, 'Functions in parts'),
-        h.table('functions in other parts', ['function', ...titles()], parts.map((row, i) => [
-          name(`names.${row.name}`),
-          ...[0, 1].map((side) => name(`${base}.parts.${i}.ways.${side}`)),
-        ])))] : []),
-      ...(replays.same ? [] : [e('div', {}, e('h4', {}, 'What is run again'),
-        h.table('replays', ['', ...titles()], [
-          ['replays', 'count'], ['of these only in this plan', 'alone'],
-        ].map(([title, key]) => [title,
-          ...[0, 1].map((side) => number(`${base}.replays.${key}.${side}`, 'count'))])),
-        replays.alone[0] + replays.alone[1] ? null
-          : e('p', {}, 'They run in another order, or keep and free other storages.'))]),
-      ...(moved.maps ? [e('div', {}, e('h4', {}, 'When maps leave and return'),
-        e('p', {}, number(`${base}.moved.maps`, 'count'), ' feature maps that both plans treat ' +
-          'alike move at other operations, ', number(`${base}.moved.bytes`, 'bytes'),
-        ' in all; the largest ones, each before the operation with this number:'),
-        h.table('feature maps that move at other operations', ['feature map', 'what', ...titles()],
-          moved.largest.slice(0, DIFFERING).map(([storage, , unit], i) => [
-            h.storageButton(storage), name(`${base}.moved.largest.${i}.1`),
-            ...[3, 4].map((place) => h.value(`${base}.moved.largest.${i}.${place}`, unit)),
-          ]), 2))] : []),
-    ];
-    return [e('div', {class: 'columns'}, ...tables),
-      e('div', {class: 'columns'}, ...peaks.map((peak, i) => peakTable(`${base}.peaks.${i}`, peak, titles)))];
-  }
-
-  // What both runs have in memory at the peak of one of them, where that differs.
-  function peakTable(base, peak, titles) {
-    const both = (path) => [0, 1].map((side) => number(`${base}.${path}.${side}`, 'bytes'));
-    const rows = peak.largest.slice(0, DIFFERING).map(([storage, ...sizes], i) => [
-      h.storageButton(storage),
-      ...[1, 2].map((place) => (sizes[place - 1] ? number(`${base}.largest.${i}.${place}`, 'bytes') : '–')),
-    ]);
-    return e('div', {}, e('h4', {}, 'Why peaks differ: at the peak of ', titles()[peak.run], ', ',
-      momentButton(nearest(h.data.runs[0].moments, peak.operation), `names.${peak.name}`)),
-    h.table('memory at the peak', ['there', ...titles()], [
-      ['all', ...both('load_bytes')],
-      ...(peak.replay_bytes[0] + peak.replay_bytes[1] ? [['replay under way', ...both('replay_bytes')]] : []),
-      ...rows,
-    ]),
-    peak.storages > rows.length ? e('p', {class: 'soft'}, 'The largest of ',
-      number(`${base}.storages`, 'count'), ' storages that only one of them has there.') : null);
-  }
 
   // Operations whose times differ most, with what they wait for and replay.
   function paceTable(run, base, titles) {
@@ -375,10 +309,8 @@
   };
 
   h.sweepTable = function () {
-    const {bounds, plans} = h.data.sweep;
     const rows = [
-      ...bounds.map((row, i) => ['proven bound', `sweep.bounds.${i}`]),
-      ...plans.map((row, i) => [name(`sweep.plans.${i}.planner`), `sweep.plans.${i}`]),
+      ...h.data.bounds.map((row, i) => ['proven bound', `bounds.${i}`]),
       ...h.data.runs.map((run, i) => [name(`runs.${i}.name`), `runs.${i}.figures`]),
     ];
     return h.table('overhead against limit', ['', 'limit', 'over in-core'], rows.map(
