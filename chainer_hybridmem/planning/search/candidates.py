@@ -393,7 +393,7 @@ def least_memory(problem: Problem) -> tuple[int, int]:
 
     Everything is swapped, released as soon as possible and brought back at
     the last moment: what remains is what single operations need, in as many parts as
-    can be.
+    can be. Where rules forbid to swap, plans that recompute may do with less.
     """
     search = Search(fitted(problem, 0), 0)
     candidate = search.evaluate(search.fill(SWAP))
