@@ -23,8 +23,7 @@ from typing import Any
 from benchmarks import common, saving
 from chainer_hybridmem import make_plan
 from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
-from chainer_hybridmem.lab.pools.catalogue import POOLS
-from chainer_hybridmem.lab.pools.replay import replay
+from chainer_hybridmem.lab.pools.replay import compare, replay
 from chainer_hybridmem.planning.layouts import (
     Trace,
     check_layout,
@@ -85,7 +84,7 @@ def main(options: argparse.Namespace) -> int:
 
 def figures(trace: Trace) -> Row:
     """All pools on one iteration."""
-    replays = {pool: replay(trace, pool, alignment=ALIGNMENT) for pool in POOLS}
+    replays = {r.pool: r for r in compare(trace, ALIGNMENT)}
     took, layout = seconds_of(trace)
     row: Row = {
         'buffers': len(trace.sizes),

@@ -192,13 +192,13 @@ def replay_pools(
         UnknownNameError: If there is no such pool.
         OptionError: If the alignment is not a power of two.
     """
-    from chainer_hybridmem.lab.pools.replay import replay
+    from chainer_hybridmem.lab.pools.replay import compare
 
     replays = []
     with Progress(len(names), sys.stderr) as progress:
         for name in names:
             progress.step(f'pool {name}')
-            replays.append(replay(trace, name, iterations, alignment))
+            replays += compare(trace, alignment, [name], iterations)
     return replays
 
 

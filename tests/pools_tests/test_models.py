@@ -10,7 +10,7 @@ from support import toys
 
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 from chainer_hybridmem.lab.pools.catalogue import POOLS, round_multiple, round_power
-from chainer_hybridmem.lab.pools.replay import recommend, replay
+from chainer_hybridmem.lab.pools.replay import compare, recommend, replay
 from chainer_hybridmem.planning.layouts import Trace, from_log, in_core_trace
 
 MIB = 2**20
@@ -95,6 +95,8 @@ def test_cupy_does_not_merge_over_segments():
 def test_cnmem_merges_inside_its_slab():
     trace = from_log([('a', 512), ('b', 512), ('a', -1), ('b', -1), ('c', 1024)])
     assert replay(trace, 'cnmem', 1).footprint_bytes == 1024
+    grown = replay(trace, 'cnmem', 1, reserve_bytes=512)
+    assert (grown.footprint_bytes, grown.device_calls) == (2048, 3)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +114,8 @@ def test_cnmem_merges_inside_its_slab():
     ],
 )
 def test_the_sizes_of_mxnet(nbytes, naive, rounded):
-    assert round_multiple(nbytes) == naive
-    assert round_power(nbytes) == rounded
+    assert round_multiple(nbytes, 4096, 2 * MIB) == naive
+    assert round_power(nbytes, 4096, 24) == rounded
 
 
 def test_the_example_of_mxnet():
@@ -126,17 +128,32 @@ def test_the_example_of_mxnet():
     assert served == {'round': 39, 'naive': 36}
 
 
+def test_mxnet_gives_back_what_is_free_when_the_device_is_short():
+    trace = from_log([('a', 10 * MIB), ('a', -1), ('b', 12 * MIB), ('b', -1)])
+    short = replay(trace, 'naive', 1, device_memory_bytes=20 * MIB, reserve_percent=10)
+    assert (short.footprint_bytes, short.device_calls) == (12 * MIB, 3)
+    large = replay(trace, 'naive', 1, device_memory_bytes=30 * MIB, reserve_percent=10)
+    assert (large.footprint_bytes, large.device_calls) == (22 * MIB, 2)
+
+
 def test_the_exact_layout_is_recommended():
     trace = in_core_trace(toys.random_network(5, 20))
-    replays = [replay(trace, pool) for pool in POOLS]
+    replays = compare(trace)
+    assert [r.pool for r in replays] == list(POOLS)
     assert recommend(replays).pool == 'exact'
     assert recommend(replays[:1]).pool == 'cudamalloc'
     assert recommend(replays[:2]).pool == 'cnmem'
 
 
-def test_an_unknown_name_and_no_iteration_are_refused():
+def test_unknown_names_and_options():
     trace = Trace((1,), (1,))
     with pytest.raises(UnknownNameError, match="Did you mean 'cnmem'"):
         replay(trace, 'cnmen')
+    with pytest.raises(OptionError, match='no option'):
+        replay(trace, 'cupy', linear_cutoff=24)
+    with pytest.raises(OptionError, match='linear_cutoff'):
+        replay(trace, 'round', linear_cutoff=12)
+    with pytest.raises(OptionError, match='reserve_percent'):
+        replay(trace, 'naive', reserve_percent=101)
     with pytest.raises(OptionError, match='iterations'):
         replay(trace, 'cupy', 0)

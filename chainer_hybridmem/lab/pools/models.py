@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.planning.layouts.layout import Layout
 
 CUPY_UNIT = 512  # bytes, CuPy's ALLOCATION_UNIT_SIZE; CnMem's granularity, too
@@ -152,35 +153,55 @@ class CnMem(SplittingPool):
     """NVIDIA's CnMem (``src/cnmem.cpp``): one slab taken at the start, best fit.
 
     The list of free blocks is sorted by address and the first of the smallest is
-    taken; blocks are split and merged as in CuPy's pool. The slab is as large as
-    needed, and the footprint is the highest address ever used, about the smallest slab
-    that the iteration gets along with.
+    taken; blocks are split and merged as in CuPy's pool.
+
+    Args:
+        reserve_bytes: Size of the slab; beyond it the device is asked. None: as
+            large as needed, and the footprint is the highest address ever used, about
+            the smallest slab that the iteration gets along with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reserve_bytes: int | None = None) -> None:
         super().__init__()
-        self._add(self._segment(ENDLESS))
-        self.held_bytes = 0
+        self.measured = reserve_bytes is None
+        slab = self._segment(ENDLESS if reserve_bytes is None else reserve_bytes)
+        if self.measured:
+            self.held_bytes = 0
+        self._add(slab)
 
     def malloc(self, nbytes: int, buffer: int) -> _Block:
         block = super().malloc(nbytes, buffer)
-        self.held_bytes = max(self.held_bytes, block.address + block.nbytes)
+        if self.measured:
+            self.held_bytes = max(self.held_bytes, block.address + block.nbytes)
         return block
 
 
 class SizePool(Pool):
     """MXNet's pools: a free block is used again for exactly its rounded size.
 
-    ``src/storage/pooled_storage_manager.h``. There free blocks are given back when the
-    device is short; here it is not.
+    ``src/storage/pooled_storage_manager.h``. If the device is short, which is when
+    less than the reserve would stay free, all free blocks are given back first.
 
     Args:
         rounded: Bytes of the block for so many bytes.
+        device_memory_bytes: Memory of the device; None for no end of it.
+        reserve_percent: Of it that stays free.
     """
 
-    def __init__(self, rounded: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        rounded: Callable[[int], int],
+        device_memory_bytes: int | None,
+        reserve_percent: int,
+    ) -> None:
         super().__init__()
+        if not 0 <= reserve_percent <= 100:
+            raise OptionError(
+                f'reserve_percent is {reserve_percent}; it must be from 0 to 100.'
+            )
         self.rounded = rounded
+        self.device_memory_bytes = device_memory_bytes
+        self.reserve_percent = reserve_percent
         self.available: dict[int, int] = defaultdict(int)  # free blocks by size
 
     def malloc(self, nbytes: int, buffer: int) -> int:
@@ -189,6 +210,8 @@ class SizePool(Pool):
         if from_pool:
             self.available[need] -= 1
         else:
+            if self._short(need):
+                self._release_all()
             self.device_calls += 1
             self.held_bytes += need
         self.occupied_bytes += need
@@ -198,6 +221,18 @@ class SizePool(Pool):
     def free(self, block: int) -> None:
         self.occupied_bytes -= block
         self.available[block] += 1
+
+    def _short(self, need: int) -> bool:
+        if self.device_memory_bytes is None:
+            return False
+        reserve = self.device_memory_bytes * self.reserve_percent // 100
+        return self.device_memory_bytes - self.held_bytes - reserve < need
+
+    def _release_all(self) -> None:
+        for nbytes, count in self.available.items():
+            self.device_calls += count
+            self.held_bytes -= count * nbytes
+        self.available.clear()
 
 
 class TablePool(Pool):

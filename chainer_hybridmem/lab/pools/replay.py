@@ -7,13 +7,14 @@ iteration starts with is allocated before the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.lab.pools.catalogue import POOLS, check_names
+from chainer_hybridmem.lab.pools.catalogue import POOLS, make_pool
 from chainer_hybridmem.lab.pools.models import Pool, TablePool
 from chainer_hybridmem.planning.layouts.layout import CUDA_ALIGNMENT, Layout
 from chainer_hybridmem.planning.layouts.trace import Trace
@@ -104,25 +105,22 @@ class Replay:
         }
 
 
-def replay(
-    trace: Trace, pool: str, iterations: int = 2, alignment: int = CUDA_ALIGNMENT
-) -> Replay:
+def replay(trace: Trace, pool: str, iterations: int = 2, **options: Any) -> Replay:
     """Runs an iteration through a pool, several times in a row.
 
     Args:
         trace: The iteration.
         pool: A name of :data:`POOLS`.
         iterations: How often; the first is cold.
-        alignment: Of offline layouts, in bytes.
+        options: Of that pool.
 
     Raises:
         UnknownNameError: If there is no such pool.
-        OptionError: If there is no iteration, or the alignment is no power of two.
+        OptionError: If it has no such option, or not with this value.
     """
     if iterations < 1:
         raise OptionError(f'iterations is {iterations}; it must be at least 1.')
-    check_names([pool])
-    model = POOLS[pool](trace, alignment)
+    model = make_pool(pool, trace, **options)
     run = _Run(trace, model)
     calls = 0
     for _ in range(iterations):
@@ -199,6 +197,26 @@ class _Run:
                 pool.device_bytes,
             )
         )
+
+
+def compare(
+    trace: Trace,
+    alignment: int = CUDA_ALIGNMENT,
+    pools: Iterable[str] = POOLS,
+    iterations: int = 2,
+) -> list[Replay]:
+    """Replays an iteration through several pools, with their default options.
+
+    Raises:
+        UnknownNameError: If there is no such pool.
+        OptionError: If the alignment is not a power of two.
+    """
+    results = []
+    for name in pools:
+        known = inspect.signature(POOLS[name]).parameters if name in POOLS else ()
+        options = {'alignment': alignment} if 'alignment' in known else {}
+        results.append(replay(trace, name, iterations, **options))
+    return results
 
 
 def recommend(replays: Sequence[Replay]) -> Replay:
