@@ -51,9 +51,13 @@ def c_output_dropped() -> Iterator[None]:
     """Drops what C code prints with ``printf`` meanwhile, in whichever thread.
 
     Some libraries print so whatever their options say. Python does not, and no file
-    descriptor changes: what other threads write with Python arrives.
+    descriptor changes: what other threads write with Python arrives. Only glibc lets a
+    program set its stream; with another C library nothing is dropped.
     """
-    stream = ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'stdout')  # as glibc has it
+    if not hasattr(ctypes.CDLL(None), 'gnu_get_libc_version'):
+        yield
+        return
+    stream = ctypes.c_void_p.in_dll(ctypes.CDLL(None), 'stdout')
     with _lock:
         _dropping.append(_dropping[0] if _dropping else stream.value)
         stream.value = _sink() or stream.value

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import types
 import unicodedata
 
 import pytest
 from support import forks
 
 from chainer_hybridmem.reporting.tables import named_values, table
-from chainer_hybridmem.terminal import printable
+from chainer_hybridmem.terminal import c_output_dropped, printable
 
 STEERING = [
     *map(chr, range(32)),
@@ -72,3 +74,10 @@ def test_c_output_is_dropped_until_the_last_thread_leaves() -> None:
     done = forks.run('-c', TWO_THREADS)
     assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.splitlines() == ['by Python', 'shown again']
+
+
+def test_another_c_library_keeps_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lie in memory that nothing may be written to, or have no such name."""
+    monkeypatch.setattr(ctypes, 'CDLL', lambda name: types.SimpleNamespace())
+    with c_output_dropped():
+        pass
