@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import itertools
 import math
 import multiprocessing
 import signal
@@ -277,13 +276,14 @@ def _plan_in_form(
     graph = _monet_graph(cell.instance.path)
     longer = with_profile(problem, _read_longer(problem))
     fingerprint = problem.profile.fingerprint()
-    for planned, share in itertools.product((problem, longer), SHARES):
+    for planned in (problem, longer):
         least = min(least_memory(planned)[0], limit_bytes)
-        plan = make(planned, least + int(share * (limit_bytes - least)))
-        plan = dataclasses.replace(plan, profile_fingerprint=fingerprint)
-        schedule = monet_rules.as_schedule(graph, problem.profile, plan)
-        if monet_rules.judge(graph, schedule).peak_kib * KIB <= limit_bytes:
-            break
+        for share in SHARES:
+            plan = make(planned, least + int(share * (limit_bytes - least)))
+            plan = dataclasses.replace(plan, profile_fingerprint=fingerprint)
+            schedule = monet_rules.as_schedule(graph, problem.profile, plan)
+            if monet_rules.judge(graph, schedule).peak_kib * KIB <= limit_bytes:
+                return plan
     return plan
 
 
