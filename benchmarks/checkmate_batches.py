@@ -17,11 +17,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks import saving
 from chainer_hybridmem.errors import InfeasibleError
+from chainer_hybridmem.forecasting.batches import largest_planned
 from chainer_hybridmem.lab.contest import checkmate_rules
 from chainer_hybridmem.lab.contest.instances import load_catalogue
 from chainer_hybridmem.lab.importing.checkmate import KIB, UNIT_SECONDS
@@ -113,9 +113,9 @@ def look(problem: Problem, network: Network, planner: str) -> dict[str, Any]:
     needed = [(i, *reads) for i, reads in enumerate(graph.reads)]
     least = KIB * max(sum(graph.kib[i] for i in there) for there in needed)
     began = time.process_time()
-    ours = largest(is_planned)
+    ours = largest_planned(is_planned, MOST)
     between = time.process_time()
-    bound = largest(may_be)
+    bound = largest_planned(may_be, MOST)
     return {
         'ours': ours,
         'bound': bound,
@@ -123,12 +123,3 @@ def look(problem: Problem, network: Network, planner: str) -> dict[str, Any]:
         'seconds': between - began,
         'bound_seconds': time.process_time() - between,
     }
-
-
-def largest(holds: Callable[[int], bool]) -> int:
-    """The largest batch that something holds for, if it holds for all smaller ones."""
-    low, high = 1, MOST
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle - 1)
-    return low

@@ -6,6 +6,7 @@ import pytest
 from support.foreign import solution
 
 from benchmarks import checkmate_batches, tilings
+from chainer_hybridmem.forecasting.batches import largest_planned
 from chainer_hybridmem.lab.contest.instances import LINK
 from chainer_hybridmem.lab.importing import checkmate
 from chainer_hybridmem.planning.simulation import make_problem
@@ -13,7 +14,8 @@ from chainer_hybridmem.planning.simulation import make_problem
 
 @pytest.mark.parametrize('most', [1, 289, checkmate_batches.MOST])
 def test_the_largest_batch_is_the_last_that_holds(most: int) -> None:
-    assert checkmate_batches.largest(lambda batchsize: batchsize <= most) == most
+    found = largest_planned(lambda size: size <= most, checkmate_batches.MOST)
+    assert found == most
 
 
 def test_the_largest_batch_of_a_plan_is_within_the_bound(
