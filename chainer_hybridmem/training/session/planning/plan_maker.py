@@ -118,7 +118,9 @@ def plan_with_arena(
     return plan, fitted.placed, fitted.fits
 
 
-ROOMS = (1.0, 0.5, 0.25)  # shares of free memory that are tried one after the other
+# Shares of free memory that are tried one after the other, also after the deadline: a
+# try takes 0.05 s for a ResNet-50, and every iteration is faster for it.
+ROOMS = 1.0, 0.75, 0.5, 0.25
 OTHERS_PLAN = 'the plan of this node leaves none that fits here'
 NO_TIME = 'none was found in the time that iterations may wait'
 # Between two iterations, the program waits for what plain ones take, or for a second;
@@ -254,18 +256,11 @@ class PlanMaker:
         return plan
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
-        """Without needless drops, as far as the arena allows it.
-
-        One try is worth its time also after the deadline: it makes every iteration of
-        a program of small functions faster.
-        """
-        deadline = self.find_deadline(problem)
+        """Without needless drops, as far as the arena allows it."""
         for room in ROOMS:
             left = defer_drops(problem, plan, room, self._largest_bytes)
             if left is plan or self.arena_fits(guide, problem, left):
                 return left
-            if deadline.is_over:
-                break
         return plan
 
     @property
