@@ -19,8 +19,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import operator
 import os
 import sysconfig
+import threading
 import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -61,27 +63,78 @@ _PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
 _SITE = 'site-packages', 'dist-packages'
 
 
-class _Place(NamedTuple):
-    """Where a value has been found, and which one."""
+_is_same = operator.is_
+_code_of = operator.attrgetter('__code__')
 
+
+class _Scope(NamedTuple):
+    """Values that have been found among the names of a module or a class.
+
+    Attributes:
+        owner (object): The module's dictionary, or the class.
+        names (mapping): What it has.
+        found (dict): Values that have been found, by name.
+        absent (set of str): Names that it does not have.
+    """
+
+    owner: Any
     names: Mapping[str, Any]
-    name: str
-    value: Any
+    found: dict[str, Any]
+    absent: set[str]
+
+    def holds(self) -> bool:
+        """Whether everything is where it was."""
+        # No loop of Python's: each iteration looks at some thousand names.
+        now = map(self.names.get, self.found)
+        same = all(map(_is_same, now, self.found.values()))
+        return same and self.absent.isdisjoint(self.names)
+
+
+class _Places:
+    """Where values have been found that answers depend on.
+
+    Attributes:
+        scopes (dict): By the identity of what has the names.
+        codes (dict): Functions, and their code.
+    """
+
+    def __init__(self) -> None:
+        self.scopes: dict[int, _Scope] = {}
+        self.codes: dict[types.FunctionType, types.CodeType] = {}
+
+    def hold(self) -> bool:
+        """Whether everything is where it was."""
+        now = map(_code_of, self.codes)
+        return all(map(_is_same, now, self.codes.values())) and all(
+            [scope.holds() for scope in self.scopes.values()]
+        )
+
+    def note(self, owner: Any, name: str) -> None:
+        """Something depends on what a class or a dictionary has under a name."""
+        scope = self.scopes.get(id(owner))
+        if scope is None:
+            names = vars(owner) if isinstance(owner, type) else owner
+            scope = self.scopes[id(owner)] = _Scope(owner, names, {}, set())
+        if name in scope.names:
+            scope.found[name] = scope.names[name]
+        else:
+            scope.absent.add(name)
 
 
 class _Look:
     """What has been found of one class.
 
+    Args:
+        kind: The class.
+        places: Gets what it depends on.
+
     Attributes:
-        places (list): What it depends on.
-        codes (list): Functions, and their code.
         foreign (str): The first code that is foreign, with its place; empty if none is.
     """
 
-    def __init__(self, kind: type) -> None:
-        self.places: list[_Place] = []
-        self.codes: list[tuple[types.FunctionType, types.CodeType]] = []
+    def __init__(self, kind: type, places: _Places) -> None:
         self.foreign = ''
+        self._places = places
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # else identities would come again
         self._names: set[str] = set()
@@ -92,13 +145,6 @@ class _Look:
         if issubclass(kind, chainer.Function):
             self.visit('forward', FunctionAdapter.forward)
         self.finish()
-
-    def holds(self) -> bool:
-        """Whether everything is where it was."""
-        for names, name, value in self.places:
-            if names.get(name) is not value:
-                return False
-        return all([function.__code__ is code for function, code in self.codes])
 
     # -- values ---------------------------------------------------------------
     def visit(self, name: str, value: Any) -> None:
@@ -116,7 +162,7 @@ class _Look:
     def _look_at(self, name: str, value: Any) -> None:
         """Looks at something that is perhaps called."""
         if isinstance(value, types.FunctionType):
-            self.codes.append((value, value.__code__))
+            self._places.codes[value] = value.__code__
             if not _is_of_library(value):
                 self.foreign = _describe(name, value)
                 return
@@ -168,7 +214,7 @@ class _Look:
         for base in kind.__mro__:
             if is_of_chainer(base):
                 for name, value in vars(base).items():
-                    self.places.append(_Place(vars(base), name, value))
+                    self._places.note(base, name)
                     self.visit(f'{base.__name__}.{name}', value)
 
     # -- names ----------------------------------------------------------------
@@ -199,7 +245,7 @@ class _Look:
             scopes.append(_methods(value))
         elif not callable(value):
             return
-        self.places.append(_Place(scope, name, value))
+        self._places.note(scope, name)
         self.visit(f'{scope.get("__name__", "")}.{name}', value)
 
     def _look_up_in_classes(self, name: str) -> None:
@@ -210,8 +256,8 @@ class _Look:
         for base in self._kinds:
             value = vars(base).get(name)
             if value is not None and (base not in _WIDE or name in _OF_FUNCTIONS):
-                self.places += [_Place(vars(other), name, None) for other in above]
-                self.places.append(_Place(vars(base), name, value))
+                for other in (*above, base):
+                    self._places.note(other, name)
                 if base is not object:
                     self.visit(f'{base.__name__}.{name}', value)
                 return
@@ -279,38 +325,48 @@ def _describe(name: str, function: types.FunctionType) -> str:
     return f'{name} is from {file}, line {code.co_firstlineno}'
 
 
-_looks: dict[type, _Look] = {}
-_found: dict[type, str] = {}  # answers since :func:`look_anew`, by class
+class _Answers:
+    """Answers for classes, as long as everything is where it was."""
+
+    def __init__(self) -> None:
+        self._places = _Places()
+        self._foreign: dict[type, str] = {}
+        self._are_sure = False  # in this iteration
+        self._lock = threading.Lock()
+
+    def look_anew(self) -> None:
+        """Whether everything is where it was is asked once more before an answer."""
+        self._are_sure = False
+
+    def find_foreign(self, kind: type) -> str:
+        """What a Chainer class runs in forward that is not Chainer's; mostly nothing.
+
+        Returns:
+            str: Such as ``'Sigmoid.forward_cpu is from train.py, line 9'``; empty also
+            for a class that is not Chainer's.
+        """
+        foreign = self._foreign.get(kind) if self._are_sure else None
+        if foreign is not None:
+            return foreign
+        with self._lock:
+            if not (self._are_sure or self._places.hold()):
+                self._places, self._foreign = _Places(), {}
+            self._are_sure = True
+            foreign = self._foreign.get(kind)
+            if foreign is None:
+                is_followed = is_of_chainer(kind)
+                foreign = _Look(kind, self._places).foreign if is_followed else ''
+                self._foreign[kind] = foreign
+            return foreign
 
 
-def look_anew() -> None:
-    """What has been found of classes is looked at once more when it is next asked."""
-    _found.clear()
-
-
-def find_foreign(kind: type) -> str:
-    """What a class of Chainer runs in forward that is not Chainer's; mostly nothing.
-
-    Returns:
-        str: Such as ``'Sigmoid.forward_cpu is from train.py, line 9'``; empty also for
-        a class that is not Chainer's.
-    """
-    foreign = _found.get(kind)
-    if foreign is None:
-        foreign = _found[kind] = _find_foreign_anew(kind) if is_of_chainer(kind) else ''
-    return foreign
-
-
-def _find_foreign_anew(kind: type) -> str:
-    look = _looks.get(kind)
-    if look is None or not look.holds():
-        look = _looks[kind] = _Look(kind)
-    return look.foreign
+_answers = _Answers()
+look_anew, find_foreign = _answers.look_anew, _answers.find_foreign
 
 
 def is_own(value: Any) -> bool:
     """Whether something that can be called runs no code of the program."""
-    look = _Look(object)
+    look = _Look(object, _Places())
     look.visit('', value)
     look.finish()
     return not look.foreign
