@@ -276,20 +276,34 @@ def model_arrays(model: chainer.Link, device: Device | None = None) -> list[Any]
     return [array for array in arrays if device.arrays.owns(array)]
 
 
-def permanent_arrays(model: chainer.Link) -> list[tuple[Category, Any]]:
-    """Parameters, gradients, optimizer states and persistent arrays that are there."""
+def permanent_arrays(
+    model: chainer.Link, rules: list[Any] | None = None
+) -> list[tuple[Category, Any]]:
+    """Parameters, gradients, optimizer states and persistent arrays that are there.
+
+    Args:
+        model: Has them.
+        rules: Gets the update rule of each parameter that has one.
+    """
     arrays: list[tuple[Category, Any]] = []
     for _, parameter in parameters_of(model):
-        arrays.append((Category.PARAMETER, held_array(parameter)))
+        own = parameter.__dict__  # what is away stays so
+        if own['_data'][0] is not None:
+            arrays.append((Category.PARAMETER, own['_data'][0]))
         # The public property raises where there is none.
-        arrays.append((Category.GRADIENT, parameter._grad))
-        for state in _states_of(parameter.update_rule).values():
-            arrays.append((Category.OPTIMIZER_STATE, state))
+        if parameter._grad is not None:
+            arrays.append((Category.GRADIENT, parameter._grad))
+        rule = parameter.update_rule
+        if rule is not None:
+            if rules is not None:
+                rules.append(rule)
+            for state in (rule.__dict__['_state'] or {}).values():
+                arrays.append((Category.OPTIMIZER_STATE, state))
     for link in model.links():
         for name in link._persistent:
             arrays.append((Category.PARAMETER, link.__dict__.get(name)))
     kinds = chainer.get_array_types()
-    return [(kind, array) for kind, array in arrays if isinstance(array, kinds)]
+    return [entry for entry in arrays if isinstance(entry[1], kinds)]
 
 
 def named_arrays(model: chainer.Link) -> Iterator[tuple[str, Array]]:

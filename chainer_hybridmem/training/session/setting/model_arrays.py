@@ -36,10 +36,15 @@ class ModelArrays:
         self._device = device
         self._updates_before = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by array's id()
+        # Update rules as seen last; dead where the program has set up others.
+        self._rules: list[weakref.ref[Any]] = []
 
     def find_categories(self) -> dict[int, Category]:
         """What the model's allocations hold now, by allocation id."""
-        return self._by_allocation(permanent_arrays(self._model))
+        rules: list[Any] = []
+        found = self._by_allocation(permanent_arrays(self._model, rules))
+        self._rules = list(map(weakref.ref, rules))
+        return found
 
     def protect_from(self, executor: Executor) -> dict[int, Category]:
         """Tells an executor which allocations never leave; returns what they hold."""
@@ -102,14 +107,19 @@ class ModelArrays:
 
     def begin_counting_updates(self) -> None:
         """Updates from here on count."""
+        self.find_categories()
         self._updates_before = self._sum_updates()
 
     def count_updates(self) -> int:
-        """How often parameters have been updated meanwhile, all together."""
+        """How often parameters have been updated meanwhile, all together.
+
+        Of those that were there when it was last asked what the model holds.
+        """
         return self._sum_updates() - self._updates_before
 
     def _sum_updates(self) -> int:
-        return sum(self.find_updates().values())
+        rules = [reference() for reference in self._rules]
+        return sum([rule.t for rule in rules if rule is not None and rule.enabled])
 
     def find_updates(self) -> dict[int, int]:
         """How often each parameter has been updated that may be, by its rule's id."""
