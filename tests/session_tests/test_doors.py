@@ -342,7 +342,7 @@ def test_a_write_before_it_leaves_again(drops, held, device):
     live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     live.uses.add(1)
     slot = Slot(0, SlotKind.INPUT, 0)
-    live.add(graph.SlotRef(slot, node, device.arrays.capture(array)))
+    live.add(graph.refer(slot, node, device.arrays.capture(array)))
     del array, variable
     live.start_swap_out()
     live.release()

@@ -16,7 +16,7 @@ def retained(device, array, live=None):
     variable.retain_data()
     live = live or LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
-    reference = graph.SlotRef(slot, variable.node, device.arrays.capture(array))
+    reference = graph.refer(slot, variable.node, device.arrays.capture(array))
     live.add(reference)
     return variable.node, live
 

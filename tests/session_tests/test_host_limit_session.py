@@ -144,7 +144,7 @@ def test_a_swap_out_without_room_leaves_the_map_where_it_is(open_host_device):
     live = LiveMap(device, device.arrays.allocation_id(array), 8192)
     assert live.slots.find_root() is None
     slot = Slot(0, SlotKind.INPUT, 0)
-    live.add(graph.SlotRef(slot, node, device.arrays.capture(array)))
+    live.add(graph.refer(slot, node, device.arrays.capture(array)))
     del variable, array
     assert live.start_swap_out() == 0
     assert live.state.value == 'resident' and live.host.copy is None

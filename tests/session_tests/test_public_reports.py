@@ -111,7 +111,7 @@ def host_map():
     import numpy as np
 
     from chainer_hybridmem.planning.records.profile import Slot, SlotKind
-    from chainer_hybridmem.training.chainer_access.graph import SlotRef
+    from chainer_hybridmem.training.chainer_access.graph import refer
     from chainer_hybridmem.training.devices.host.device import HostDevice
 
     device = HostDevice(1 << 24)
@@ -122,7 +122,7 @@ def host_map():
         node.retain_data()
         live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
         slot = Slot(0, SlotKind.OUTPUT, 0)
-        live.add(SlotRef(slot, node, device.arrays.capture(array)))
+        live.add(refer(slot, node, device.arrays.capture(array)))
         del variable, array
         yield device, live
     finally:

@@ -395,7 +395,7 @@ def test_an_attribute_that_leaves_in_a_trial_is_no_change(key, again):
     function = Holding()
     array = graph.read_attribute(function, key)
     slot = Slot(0, SlotKind.ATTRIBUTE, key)
-    reference = graph.SlotRef(slot, function, array)
+    reference = graph.refer(slot, function, array)
     if again:
         reference.put(None)
     with trust.effects_refused(function):

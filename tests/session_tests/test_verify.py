@@ -389,7 +389,7 @@ def retained(device, array):
     variable.retain_data()
     live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     slot = Slot(0, SlotKind.INPUT, 0)
-    reference = graph.SlotRef(slot, variable.node, device.arrays.capture(array))
+    reference = graph.refer(slot, variable.node, device.arrays.capture(array))
     live.add(reference)
     checks = verifier.Verifier(
         device, chainer.Chain(), lambda: verifier.Followed(None, None)

@@ -534,7 +534,7 @@ def retained(device, array):
     variable.retain_data()
     live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
     live.uses.add(1)  # backward will read it
-    reference = graph.SlotRef(
+    reference = graph.refer(
         Slot(0, SlotKind.INPUT, 0), variable.node, device.arrays.capture(array)
     )
     live.add(reference)

@@ -164,7 +164,6 @@ class LiveMaps:
         self.pinned: set[int] = set()
         self.parked: set[int] = set()
         self._by_allocation: dict[int, LiveMap] = {}
-        self._by_node: graph.ByOwner[LiveMap] = graph.ByOwner()
         self._outliving: Collection[Slot] = ()
         self._purge_at = PURGED_MAPS
         self._bring_back: graph.BringBack | None = None
@@ -256,18 +255,25 @@ class LiveMaps:
         if len(self._by_allocation) >= self._purge_at:
             self.forget_dead()
             self._purge_at = 2 * len(self._by_allocation) + PURGED_MAPS
-        arrays, maps = self._device.arrays, []
-        for slot, owner, array in graph.find_slots(function, k, arrays.owns):
-            live = self._find_or_make(function, slot, owner, array)
-            if live is None:
+        device_arrays, maps = self._device.arrays, []
+        live = last = None
+        for kind, key, owner, array in graph.find_slots(function, device_arrays.owns):
+            if array is not last or kind is not SlotKind.OUTPUT:
+                live, last = (
+                    self._find_or_make(function, kind, key, owner, array),
+                    array,
+                )
+            if live is None:  # a retained output is in two slots, one after the other
                 continue
-            live.add(graph.SlotRef(slot, owner, arrays.capture(array)))
-            if self._bring_back is not None:
-                graph.watch(owner, self._bring_back)
+            slot = Slot(k, kind, key)
+            view = device_arrays.capture(array)
+            reference = graph.refer(slot, owner, view, self._bring_back)
+            live.add(reference)
             live.uses.add(serial)
-            self._expect_use(live, slot)
-            if slot.kind is SlotKind.INPUT or slot.kind is SlotKind.OUTPUT:
-                self._by_node[owner] = live
+            if self._outliving:
+                self._expect_use(live, slot)
+            if type(reference) is graph.NodeRef:
+                reference.content.known = live
             if live not in maps:
                 maps.append(live)
             if live.storage < 0:
@@ -279,8 +285,8 @@ class LiveMaps:
     def find_evicted(self, function: Any) -> Iterator[LiveMap]:
         """Finds maps that backward reads and that have left since forward has run."""
         for node in graph.retained_inputs(function):
-            if graph.retained_array(node) is None:
-                live = self._by_node.get(node)
+            if node._data is None:
+                live = self.find_of_node(node)
                 if live is not None:
                     yield live
 
@@ -289,13 +295,12 @@ class LiveMaps:
             live.outlive()
 
     def _find_or_make(
-        self, function: Any, slot: Slot, owner: Any, array: Array
+        self, function: Any, kind: SlotKind, key: int | str, owner: Any, array: Array
     ) -> LiveMap | None:
         """The feature map that an array in the graph is, if it is one."""
         device = self._device
         allocation = device.arrays.allocation_id(array)
-        attribute = slot.kind is SlotKind.ATTRIBUTE
-        if not attribute and owners.is_parameter(owner):
+        if kind is SlotKind.INPUT and owners.is_parameter(owner):
             self.permanent.add(allocation)  # it may have been made just now
             return None
         if allocation in self.permanent:
@@ -303,7 +308,8 @@ class LiveMaps:
             return None
         if allocation == 0:
             return None
-        if attribute and fused_replays.stays(function, str(slot.key)):
+        attribute = kind is SlotKind.ATTRIBUTE
+        if attribute and fused_replays.stays(function, str(key)):
             return None
         live = self._by_allocation.get(allocation)
         if live is None and not attribute:
@@ -318,7 +324,7 @@ class LiveMaps:
 
     def _find_returned(self, owner: Any, array: Array) -> LiveMap | None:
         """The map of a node if the array is that map, back in other memory."""
-        live = self._by_node.get(owner)
+        live = self.find_of_node(owner)
         if live is not None and live.slots.find_root() is self._device.arrays.root(
             array
         ):
@@ -332,12 +338,12 @@ class LiveMaps:
         return () if known is None else known.maps
 
     def find_of_node(self, node: Any) -> LiveMap | None:
-        """The map that a node's array is."""
-        return self._by_node.get(node)
-
-    def knows(self, node: Any) -> bool:
-        """Whether a node's array is a feature map, wherever its contents are."""
-        return node in self._by_node
+        """The map that a node's array is, wherever its contents are."""
+        content = graph.find_known_content(node)
+        live: LiveMap | None = None if content is None else content.known
+        if live is None or self._by_allocation.get(live.allocation) is not live:
+            return None  # or another session's
+        return live
 
     def misses(self, function: Any) -> bool:
         """Whether what backward reads of a function that is not known is away."""
@@ -383,7 +389,7 @@ class LiveMaps:
         for function in self.functions.owners():
             if graph.is_unfinished(function):
                 continue
-            for _, owner, array in graph.find_slots(function, 0, arrays.owns):
+            for _, _, owner, array in graph.find_slots(function, arrays.owns):
                 allocation = arrays.allocation_id(array)
                 if allocation in self.permanent or owners.is_parameter(owner):
                     continue

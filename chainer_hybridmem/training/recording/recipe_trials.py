@@ -357,7 +357,7 @@ class RunningMaps:
 
     def knows(self, node: Any) -> bool:
         """Whether a node retains a feature map, present or away."""
-        return self._executor.maps.knows(node)
+        return self._executor.maps.find_of_node(node) is not None
 
     def is_rewritten(self, allocation: int) -> bool:
         """Whether the program has changed a map before it was copied out."""

@@ -4,7 +4,8 @@
 file           about
 ============== ====================================================================
 slots          references of the graph to arrays, which may be cleared and filled
-places         where arrays lie, present or away: attributes and variable nodes
+places         where a function keeps arrays as attributes, present or away
+nodes          where a variable node keeps what it retains, present or away
 function_nodes function nodes: names, kinds, hooks, the nodes around them
 doors          what restores an array that is away when the program reads it; the
                loops of backward, which read before any hook runs
@@ -20,12 +21,10 @@ from chainer_hybridmem.training.chainer_access.graph.by_owner import (
 )
 from chainer_hybridmem.training.chainer_access.graph.doors import (
     BACKWARD_LOOP,
-    BringBack,
     backward_runs,
     class_values,
     frame_of,
     kind_of,
-    watch,
 )
 from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     FRAMEWORK,
@@ -46,7 +45,9 @@ from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     retained_inputs,
     target,
 )
+from chainer_hybridmem.training.chainer_access.graph.nodes import find_known_content
 from chainer_hybridmem.training.chainer_access.graph.places import (
+    BringBack,
     attribute_arrays,
     list_away,
     read_attribute,
@@ -60,7 +61,12 @@ from chainer_hybridmem.training.chainer_access.graph.replaying import (
     set_forward,
     settings,
 )
-from chainer_hybridmem.training.chainer_access.graph.slots import SlotRef, find_slots
+from chainer_hybridmem.training.chainer_access.graph.slots import (
+    NodeRef,
+    SlotRef,
+    find_slots,
+    refer,
+)
 
 __all__ = [
     'BACKWARD_LOOP',
@@ -69,6 +75,7 @@ __all__ = [
     'ByOwner',
     'Entries',
     'Entry',
+    'NodeRef',
     'Pristine',
     'SlotRef',
     'StaticScheduleFunction',
@@ -77,6 +84,7 @@ __all__ = [
     'backward_runs',
     'class_values',
     'communicates',
+    'find_known_content',
     'find_slots',
     'frame_of',
     'function_name',
@@ -92,6 +100,7 @@ __all__ = [
     'pristine_again',
     'product',
     'read_attribute',
+    'refer',
     'refuse_static',
     'replace_forward',
     'replay',
@@ -101,5 +110,4 @@ __all__ = [
     'set_forward',
     'settings',
     'target',
-    'watch',
 ]

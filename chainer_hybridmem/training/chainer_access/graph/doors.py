@@ -15,8 +15,8 @@ Note: [attributes that are away]
     The program may give such an attribute another array, in backward or when it applies
     the function once more. That array is no part of the slot any more.
 
-    ``VariableNode.data`` restores what a node retains. The loops of backward are the
-    exception: they read it before any hook runs.
+    ``VariableNode.data`` restores what a node retains (nodes). The loops of backward
+    are the exception: they read it before any hook runs.
 """
 
 from __future__ import annotations
@@ -26,71 +26,50 @@ import functools
 import inspect
 import sys
 import types
-import weakref
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, NoReturn
 
 import chainer
 from chainer import _backprop, _backprop_utils
-from chainer.variable import VariableNode
 
 from chainer_hybridmem.errors import SessionError
-from chainer_hybridmem.training.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.training.chainer_access.graph.places import (
+    BringBack,
+    find_restorer,
     is_attribute_away,
-    is_node_away,
     list_away,
 )
-from chainer_hybridmem.training.devices.protocol import Array
-
-BringBack = weakref.WeakMethod[Callable[[Any, tuple[str, ...]], None]]
-
-# What restores attributes of a function, or what a node retains (no names).
-_watchers: ByOwner[BringBack] = ByOwner()
 
 
-def watch(owner: Any, bring_back: BringBack) -> None:
-    """Restores arrays of an owner when they are read; see [attributes that are away].
+def ask(bring_back: BringBack | None, owner: Any, *names: str) -> None:
+    """Has attributes of a function restored, or what a node retains."""
+    restore = None if bring_back is None else bring_back()
+    if restore is not None:
+        restore(owner, names)
 
-    Args:
-        owner: A function, the wrapped old-style function, or a node.
-        bring_back: Restores attributes of an owner by name, or what a node retains.
+
+def refuse_read(whose: str) -> NoReturn:
+    """Refuses to read what nobody brings back.
+
+    Raises:
+        SessionError: The session that took the array away is no more.
     """
-    if VariableNode.data.fget is not _read_node:
-        VariableNode.data = VariableNode.data.getter(_read_node)
-    _watchers[owner] = bring_back
+    raise SessionError(
+        f'A feature map of {whose} is not in memory any more: the session that let '
+        f'it go has ended. Use a graph before its session ends, or begin the '
+        f'session with keep_graph=True.'
+    )
 
 
-def _bring_back(owner: Any, *names: str) -> None:
-    """Restores attributes of a function, or what a node retains.
+def _bring_back(owner: Any, name: str) -> None:
+    """Restores an attribute of a function.
 
     Raises:
         SessionError: If the session that took the array away is no more.
     """
-    reference = _watchers.get(owner)
-    bring_back = None if reference is None else reference()
-    if bring_back is not None:
-        bring_back(owner, names)
-    if _is_away(owner, names):
-        whose = type(owner).__name__ if names else 'a variable'
-        raise SessionError(
-            f'A feature map of {whose} is not in memory any more: the session that let '
-            f'it go has ended. Use a graph before its session ends, or begin the '
-            f'session with keep_graph=True.'
-        )
-
-
-def _is_away(owner: Any, names: tuple[str, ...]) -> bool:
-    if names:
-        return any(is_attribute_away(owner, name) for name in names)
-    return is_node_away(owner)
-
-
-def _read_node(node: Any) -> Array | None:
-    """``VariableNode.data``."""
-    if node._data is None and is_node_away(node) and not is_loop(sys._getframe(1)):
-        _bring_back(node)
-    return node._data
+    ask(find_restorer(owner), owner, name)
+    if is_attribute_away(owner, name):
+        refuse_read(type(owner).__name__)
 
 
 # -- doors --------------------------------------------------------------------
@@ -100,7 +79,10 @@ _IS_DOOR = '_hybridmem_is_door'
 
 def kind_of(function: Any) -> Any:
     """The class of a function, or of an old-style one; also while it has a door."""
-    kind = type(function)
+    return _without_door(type(function))
+
+
+def _without_door(kind: type) -> type:
     return kind.__bases__[0] if _IS_DOOR in vars(kind) else kind
 
 
@@ -188,19 +170,18 @@ def _reduce(owner: Any, protocol: Any) -> Any:
 
 
 # -- classes without a door ---------------------------------------------------
-_answers: ByOwner[dict[str, bool]] = ByOwner()  # by class, by attribute
+@functools.lru_cache(maxsize=4096)  # of few classes, as a rule
+def may_leave(kind: Hashable, name: str) -> bool:
+    """Whether doors of functions of a class would restore an attribute.
 
+    They would if no other code answers for it.
 
-def may_leave(function: Any, name: str) -> bool:
-    """Whether a door would restore an attribute: no other code answers for it."""
-    kind = kind_of(function)
-    answers = _answers.get(kind)
-    if answers is None:
-        answers = _answers[kind] = {}
-    answer = answers.get(name)
-    if answer is None:
-        answer = answers[name] = not _answers_itself(kind, name)
-    return answer
+    Args:
+        kind: The class of a function, or its door.
+        name: Of the attribute.
+    """
+    assert isinstance(kind, type)
+    return not _answers_itself(_without_door(kind), name)
 
 
 _NOTICES = '__getattribute__', '__init_subclass__'  # methods that notice a door

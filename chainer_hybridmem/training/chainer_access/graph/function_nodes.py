@@ -87,14 +87,34 @@ def name_and_arrays(own: Any) -> tuple[str, ...]:
     An object whose ``__dict__`` nobody has asked for does without one, and reads its
     attributes faster. So only functions that seem to have arrays are asked.
     """
-    kinds = array_types()
     for held in gc.get_referents(own):
-        if isinstance(held, kinds) or type(held) is dict:  # which may be its own
-            given = [
-                name for name, value in vars(own).items() if isinstance(value, kinds)
-            ]
+        # A dictionary may be its own.
+        if roles[type(held)] == ARRAY or type(held) is dict:
+            values = vars(own).items()
+            given = [name for name, value in values if roles[type(value)] == ARRAY]
             return type(own).__name__, *given
     return (type(own).__name__,)
+
+
+ARRAY, SEQUENCE, OTHER = range(3)
+MOST_ROLES = 1024  # a program may make classes without end
+
+
+class _Roles(dict[type, int]):
+    """Whether values of a type are arrays, or may have some in them.
+
+    A look-up is no call: each attribute of each function is looked at.
+    """
+
+    def __missing__(self, kind: type) -> int:
+        if len(self) >= MOST_ROLES:
+            self.clear()
+        role = SEQUENCE if kind in (list, tuple) else OTHER
+        self[kind] = role = ARRAY if issubclass(kind, array_types()) else role
+        return role
+
+
+roles = _Roles()
 
 
 @functools.cache

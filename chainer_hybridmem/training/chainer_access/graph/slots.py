@@ -16,6 +16,7 @@ Note: [weak references]
 
 from __future__ import annotations
 
+import abc
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -30,191 +31,262 @@ from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     function_of,
     target,
 )
+from chainer_hybridmem.training.chainer_access.graph.nodes import Content, find_content
 from chainer_hybridmem.training.chainer_access.graph.places import (
-    Content,
+    BringBack,
     attribute_arrays,
     find_attribute,
-    find_content,
     is_shared,
     put_attribute,
     read_attribute,
+    take_attribute,
 )
 from chainer_hybridmem.training.devices.protocol import Array, View
 
-Found = tuple[Slot, Any, Array]  # a slot, its owner, the array
+Found = tuple[SlotKind, int | str, Any, Array]  # kind and key of a slot, owner, array
 _RETAINED = '_retained_output_data'
 
 
-class SlotRef:
+class SlotRef(abc.ABC):
     """A live slot: its owner (weakly), and how the array looks at its storage.
 
     Attributes:
         owner (weakref): A node or a function; dead once it is in no graph any more.
         slot (Slot): Its name in the profile.
         view (View): Layout of the array in its allocation.
-        attribute (str or None): Where a function has it, ``'name'`` or
-            ``'name.index'``; None for a node.
     """
 
-    __slots__ = ('_array', '_content', 'attribute', 'owner', 'slot', 'view')
+    __slots__ = 'owner', 'slot', 'view'
 
     def __init__(self, slot: Slot, owner: Any, view: View) -> None:
         self.slot = slot
         self.view = view
         self.owner = weakref.ref(owner)
-        self._array: weakref.ref[Any] | None = None  # of an attribute that is there
-        self._content: Content | None = None  # of a node
-        self.attribute: str | None = None
-        if slot.kind is SlotKind.RETAINED:
-            self.attribute = f'{_RETAINED}.{slot.key}'
-        elif slot.kind is SlotKind.ATTRIBUTE:
-            self.attribute = str(slot.key)
-        if self.attribute is None:
-            self._content = None if owner._data is None else find_content(owner)
-        else:
-            self._array = weakref.ref(read_attribute(owner, self.attribute))
 
     @property
     def node(self) -> Any:
         """The variable node, if it is one and still alive."""
-        owner = self.owner()
-        if self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
-            return owner
         return None
 
     @property
     def function(self) -> Any:
         """The function node whose own slot it is, if there is one and it is alive."""
-        owner = self.owner()
-        if owner is None or self.node is not None:
-            return None
-        return function_of(owner)
+        return None
+
+    @property
+    @abc.abstractmethod
+    def place(self) -> tuple[object, ...]:
+        """The same for references that are one and the same field."""
+
+    @abc.abstractmethod
+    def put(self, array: Array | None) -> None:
+        """Fills or clears the slot; nothing happens if its owner is dead."""
+
+    @abc.abstractmethod
+    def get(self) -> Array | None:
+        """The array in the slot; None if it is cleared or its owner dead."""
+
+    @abc.abstractmethod
+    def replaced(self) -> bool:
+        """Whether the owner has another array; see nodes, [other arrays]."""
+
+    def shared(self) -> bool:
+        """Whether others have the list or tuple that the array is in."""
+        return False
+
+    @abc.abstractmethod
+    def is_of(self, owner: Any, names: Collection[str]) -> bool:
+        """Whether it is in one of the owner's attributes, or what a node retains."""
+
+    def held(self) -> bool:
+        """Whether a live Variable has the array, too."""
+        return False
+
+
+class NodeRef(SlotRef):
+    """What a variable node retains.
+
+    Attributes:
+        content (Content): Of the node.
+    """
+
+    __slots__ = ('content',)
+
+    def __init__(
+        self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
+    ) -> None:
+        self.slot = slot  # as SlotRef does, in one call
+        self.view = view
+        self.owner = weakref.ref(owner)
+        self.content: Content = find_content(owner)
+        self.content.bring_back = bring_back
+
+    @property
+    def node(self) -> Any:
+        return self.owner()
 
     @property
     def place(self) -> tuple[object, ...]:
-        """The same for references that are one and the same field."""
-        if self.slot.kind in (SlotKind.INPUT, SlotKind.OUTPUT):
-            return (self.owner,)
+        return (self.owner,)
+
+    def put(self, array: Array | None) -> None:
+        node, content = self.owner(), self.content
+        if node is not None and not content.is_replaced(node):
+            node._data = array  # Note: [private data]
+            content.array = None if array is None else weakref.ref(array)
+
+    def get(self) -> Array | None:
+        node = self.owner()
+        if node is None or self.content.is_replaced(node):
+            return None
+        array: Array | None = node._data
+        return array
+
+    def replaced(self) -> bool:
+        node = self.owner()
+        return node is not None and self.content.is_replaced(node)
+
+    def is_of(self, owner: Any, names: Collection[str]) -> bool:
+        return not names and self.owner() is owner
+
+    def held(self) -> bool:
+        node = self.owner()
+        variable = None if node is None else node.get_variable_or_none()
+        return variable is not None and variable._data[0] is not None
+
+
+class AttributeRef(SlotRef):
+    """What a function keeps as an attribute.
+
+    Attributes:
+        attribute (str): Where the function has it, ``'name'`` or ``'name.index'``.
+    """
+
+    __slots__ = '_array', '_bring_back', 'attribute'
+
+    def __init__(
+        self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
+    ) -> None:
+        super().__init__(slot, owner, view)
+        self._bring_back = bring_back
+        self.attribute = str(slot.key)
+        if slot.kind is SlotKind.RETAINED:
+            self.attribute = f'{_RETAINED}.{slot.key}'
+        # None while it is away.
+        self._array: weakref.ref[Any] | None = weakref.ref(
+            read_attribute(owner, self.attribute)
+        )
+
+    @property
+    def function(self) -> Any:
+        owner = self.owner()
+        return None if owner is None else function_of(owner)
+
+    @property
+    def place(self) -> tuple[object, ...]:
         return self.owner, self.slot.kind, self.slot.key
 
     def put(self, array: Array | None) -> None:
-        """Fills or clears the slot; nothing happens if its owner is dead."""
         owner = self.owner()
-        if owner is None:
+        if owner is None or self.replaced():
             return
-        array_or_none = None if array is None else weakref.ref(array)
-        if self.attribute is None:
-            content = self._content
-            if content is None:
-                owner._data = array  # Note: [private data]
-            elif not content.is_replaced(owner):
-                owner._data = array
-                content.array = array_or_none
-        elif self.replaced():
-            return
-        elif array is not None or not self.shared():
-            if array is None:
-                open_door(owner, self.attribute.partition('.')[0])
+        if array is not None:
             put_attribute(owner, self.attribute, array)
-            if array is not None:
-                close_door(owner)
-            self._array = array_or_none
+            close_door(owner)
+            self._array = weakref.ref(array)
+        elif not self.shared():
+            open_door(owner, self.attribute.partition('.')[0])
+            take_attribute(owner, self.attribute, self._bring_back)
+            self._array = None
 
     def get(self) -> Array | None:
-        """The array in the slot; None if it is cleared or its owner dead."""
         owner = self.owner()
         if owner is None:
             return None
-        if self.attribute is None:
-            content = self._content
-            other = content is not None and content.is_replaced(owner)
-            return None if other else owner._data
         array = find_attribute(owner, self.attribute)
         same = self._array is not None and array is self._array()
         return array if same else None
 
     def replaced(self) -> bool:
-        """Whether the owner has another array; see places, [other arrays]."""
         owner = self.owner()
         if owner is None:
             return False
-        if self.attribute is None:
-            return self._content is not None and self._content.is_replaced(owner)
         array = find_attribute(owner, self.attribute)
         if self._array is None:
             return array is not None
         return array is None or array is not self._array()
 
     def shared(self) -> bool:
-        """Whether others have the list or tuple that the array is in."""
         owner = self.owner()
-        if owner is None or self.attribute is None:
+        if owner is None:
             return False
         name, _, index = self.attribute.partition('.')
         return bool(index) and is_shared(vars(owner), name)
 
     def is_of(self, owner: Any, names: Collection[str]) -> bool:
-        """Whether it is in one of the owner's attributes, or what a node retains."""
-        if self.owner() is not owner:
-            return False
-        name = None if self.attribute is None else self.attribute.partition('.')[0]
-        return name in names if names else name is None
-
-    def held(self) -> bool:
-        """Whether a live Variable has the array, too."""
-        node = self.node
-        variable = None if node is None else node.get_variable_or_none()
-        return variable is not None and variable._data[0] is not None
+        return self.owner() is owner and self.attribute.partition('.')[0] in names
 
 
-def find_slots(
-    function: Any, operation: int, owns: Callable[[Any], bool]
-) -> list[Found]:
+def refer(
+    slot: Slot, owner: Any, view: View, bring_back: BringBack | None = None
+) -> SlotRef:
+    """A reference to an array that its owner has.
+
+    Args:
+        slot: Its name in the profile.
+        owner: A node, a function, or the old-style function that one wraps.
+        view: How the array looks at its allocation.
+        bring_back: Is called when the array is read while it is away; see doors,
+            [attributes that are away].
+    """
+    is_node = slot.kind is SlotKind.INPUT or slot.kind is SlotKind.OUTPUT
+    return (NodeRef if is_node else AttributeRef)(slot, owner, view, bring_back)
+
+
+def find_slots(function: Any, owns: Callable[[Any], bool]) -> list[Found]:
     """Every array that a function has left in the graph.
 
     To be called after ``FunctionNode.apply`` has returned, at the next hook:
     retained data is set only after the forward hooks have run.
 
     Returns:
-        Slots with their owners and arrays.
+        Kinds and keys of slots, their owners and arrays.
     """
     found: list[Found] = []
     inputs = function.inputs or ()
     for index in function._input_indexes_to_retain or ():
         array = inputs[index]._data if index < len(inputs) else None
         if array is not None and owns(array):
-            slot = Slot(operation, SlotKind.INPUT, index)
-            found.append((slot, inputs[index], array))
+            found.append((SlotKind.INPUT, index, inputs[index], array))
     indexes = function._output_indexes_to_retain
     if indexes:
-        _find_outputs(function, indexes, operation, owns, found)
-    if not is_shared(vars(function), '_function'):  # else it outlives the graph
-        _find_attributes(target(function), operation, owns, found)
+        _find_outputs(function, indexes, owns, found)
+    own = target(function)
+    if own is function or not is_shared(vars(function), '_function'):
+        _find_attributes(own, owns, found)  # else it outlives the graph
     return found
 
 
 def _find_outputs(
     function: Any,
     indexes: Collection[int],
-    operation: int,
     owns: Callable[[Any], bool],
     found: list[Found],
 ) -> None:
     """Retained outputs: the function has a reference, and the node has another."""
     retained = vars(function).get(_RETAINED) or ()
-    leaves = may_leave(function, _RETAINED)
+    leaves = may_leave(function.__class__, _RETAINED)
     for position, (index, array) in enumerate(zip(indexes, retained, strict=False)):
         if leaves and owns(array):
-            slot = Slot(operation, SlotKind.RETAINED, position)
-            found.append((slot, function, array))
+            found.append((SlotKind.RETAINED, position, function, array))
         node = function.outputs[index]()
         array = None if node is None else node._data
         if array is not None and owns(array):
-            found.append((Slot(operation, SlotKind.OUTPUT, index), node, array))
+            found.append((SlotKind.OUTPUT, index, node, array))
 
 
 def _find_attributes(
-    owner: Any, operation: int, owns: Callable[[Any], bool], found: list[Found]
+    owner: Any, owns: Callable[[Any], bool], found: list[Found]
 ) -> None:
     """Attributes that may leave; see doors, [attributes that are away]."""
     for key, array in attribute_arrays(owner, owns):
@@ -223,5 +295,5 @@ def _find_attributes(
             name = key.partition('.')[0]
             if is_shared(vars(owner), name):
                 continue
-        if may_leave(owner, name):
-            found.append((Slot(operation, SlotKind.ATTRIBUTE, key), owner, array))
+        if may_leave(owner.__class__, name):
+            found.append((SlotKind.ATTRIBUTE, key, owner, array))
