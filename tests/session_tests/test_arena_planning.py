@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import types
 
@@ -187,6 +188,32 @@ def test_what_the_program_waits_for_at_most(needed, least, clock, monkeypatch):
     options.plan_with('hybrid', {'time_budget': 0.25})
     maker.begin_pause()
     assert left(50.0) == 0.25
+
+
+@pytest.mark.parametrize('fitting', range(len(plan_maker.ROOMS) + 1))
+def test_fewer_drops_are_left_out_until_the_arena_fits_also_after_the_deadline(
+    fitting, monkeypatch
+):
+    profile = toys.random_graph(3)
+    end = profile.operations[-1].first_event  # the graph dies before the update
+    problem = make_problem(dataclasses.replace(profile, graph_end_event=end))
+    plan = make_plan(problem, problem.in_core_peak_bytes - 1, 'pooch')
+    device = types.SimpleNamespace(clock=types.SimpleNamespace(asynchronous=True))
+    maker = plan_maker.PlanMaker(
+        types.SimpleNamespace(device=device, options=Options('1GB'), tell=print)
+    )
+    maker._deadline = Deadline(0.0)
+    tried = []
+
+    def fits(guide, problem, plan):
+        tried.append(plan)
+        return len(tried) > fitting
+
+    monkeypatch.setattr(maker, 'arena_fits', fits)
+    left = maker._leave_to_graph(None, problem, plan)
+    dropped = [sum(m.drop_before >= 0 for m in one.maps) for one in (*tried, plan)]
+    assert dropped == sorted(dropped) and dropped[0] < dropped[-1]
+    assert left is plan or left is tried[fitting]
 
 
 def test_a_planner_leaves_time_for_the_arena(clock):
