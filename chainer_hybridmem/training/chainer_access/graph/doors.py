@@ -79,10 +79,7 @@ _IS_DOOR = '_hybridmem_is_door'
 
 def kind_of(function: Any) -> Any:
     """The class of a function, or of an old-style one; also while it has a door."""
-    return _without_door(type(function))
-
-
-def _without_door(kind: type) -> type:
+    kind = type(function)
     return kind.__bases__[0] if _IS_DOOR in vars(kind) else kind
 
 
@@ -181,7 +178,8 @@ def may_leave(kind: Hashable, name: str) -> bool:
         name: Of the attribute.
     """
     assert isinstance(kind, type)
-    return not _answers_itself(_without_door(kind), name)
+    is_door = _IS_DOOR in vars(kind)
+    return not _answers_itself(kind.__bases__[0] if is_door else kind, name)
 
 
 _NOTICES = '__getattribute__', '__init_subclass__'  # methods that notice a door
