@@ -285,7 +285,7 @@ class LiveMaps:
     def find_evicted(self, function: Any) -> Iterator[LiveMap]:
         """Finds maps that backward reads and that have left since forward has run."""
         for node in graph.retained_inputs(function):
-            if node._data is None:
+            if graph.retained_array(node) is None:
                 live = self.find_of_node(node)
                 if live is not None:
                     yield live
