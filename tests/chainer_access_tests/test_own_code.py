@@ -16,6 +16,7 @@ import chainer_hybridmem as hybridmem
 import chainer
 import chainer.functions as F
 from chainer.functions.activation.sigmoid import Sigmoid
+from chainer.functions.connection import convolution_nd
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import conv
@@ -128,6 +129,18 @@ def test_what_is_replaced_in_mid_training_is_found_in_the_next_iteration(monkeyp
     monkeypatch.setattr(Sigmoid, 'forward', method)
     assert not own_code.find_foreign(Sigmoid)  # looked at once in an iteration
     assert find_foreign(Sigmoid)
+
+
+def test_what_two_classes_share_is_found_though_one_is_looked_at_later(monkeypatch):
+    """It is replaced between two looks in one iteration."""
+    other = convolution_nd.ConvolutionND
+    monkeypatch.setattr(own_code, '_answers', own_code._Answers())
+    find_foreign = own_code._answers.find_foreign
+    assert not find_foreign(Convolution2DFunction)
+    monkeypatch.setattr(conv, 'get_conv_outsize', wrap(conv.get_conv_outsize))
+    assert find_foreign(other)
+    own_code._answers.look_anew()
+    assert find_foreign(Convolution2DFunction) and find_foreign(other)
 
 
 def test_a_backward_of_the_program_leaves_forward_alone(monkeypatch):

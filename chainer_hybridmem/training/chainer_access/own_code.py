@@ -115,10 +115,14 @@ class _Places:
         if scope is None:
             names = vars(owner) if isinstance(owner, type) else owner
             scope = self.scopes[id(owner)] = _Scope(owner, names, {}, set())
-        if name in scope.names:
-            scope.found[name] = scope.names[name]
+        if name in scope.names:  # what an earlier answer depends on counts
+            scope.found.setdefault(name, scope.names[name])
         else:
             scope.absent.add(name)
+
+    def note_code(self, function: types.FunctionType) -> None:
+        """Something depends on the code of a function."""
+        self.codes.setdefault(function, function.__code__)
 
 
 class _Look:
@@ -162,7 +166,7 @@ class _Look:
     def _look_at(self, name: str, value: Any) -> None:
         """Looks at something that is perhaps called."""
         if isinstance(value, types.FunctionType):
-            self._places.codes[value] = value.__code__
+            self._places.note_code(value)
             if not _is_of_library(value):
                 self.foreign = _describe(name, value)
                 return

@@ -258,12 +258,11 @@ class LiveMaps:
         device_arrays, maps = self._device.arrays, []
         live = last = None
         for kind, key, owner, array in graph.find_slots(function, device_arrays.owns):
+            # A retained output is in two slots, one after the other.
             if array is not last or kind is not SlotKind.OUTPUT:
-                live, last = (
-                    self._find_or_make(function, kind, key, owner, array),
-                    array,
-                )
-            if live is None:  # a retained output is in two slots, one after the other
+                live = self._find_or_make(function, kind, key, owner, array)
+                last = array
+            if live is None:
                 continue
             slot = Slot(k, kind, key)
             view = device_arrays.capture(array)

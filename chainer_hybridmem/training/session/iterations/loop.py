@@ -161,7 +161,7 @@ class Loop(chainer.FunctionHook):
         self._meet: Callable[[type], None] | None = None
         self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
         self._executor.report_to(
-            self._guard_found, self._note_read, arrays.count_updates
+            self._guard_found, self._note_read, arrays.sum_known_updates
         )
         self._splitter.ask_for_labels(self._find_label)
 

@@ -107,17 +107,14 @@ class ModelArrays:
 
     def begin_counting_updates(self) -> None:
         """Updates from here on count."""
-        self.find_categories()
-        self._updates_before = self._sum_updates()
+        self._updates_before = sum(self.find_updates().values())
 
     def count_updates(self) -> int:
-        """How often parameters have been updated meanwhile, all together.
+        """How often parameters have been updated meanwhile, all together."""
+        return sum(self.find_updates().values()) - self._updates_before
 
-        Of those that were there when it was last asked what the model holds.
-        """
-        return self._sum_updates() - self._updates_before
-
-    def _sum_updates(self) -> int:
+    def sum_known_updates(self) -> int:
+        """Updates so far of the parameters that were there at the last look."""
         rules = [reference() for reference in self._rules]
         return sum([rule.t for rule in rules if rule is not None and rule.enabled])
 
