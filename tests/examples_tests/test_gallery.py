@@ -62,6 +62,7 @@ def test_two_processes(tmp_path):
     mpiexec = find_mpiexec()
     assert mpiexec is not None
     sizes = ['--batchsize', '8', '--width', '4', '--iterations', '8']
+    sizes += ['--planner', 'swap-all']
     subprocess.run(
         [mpiexec, '-n', '2', sys.executable, script, *sizes, '--out', str(tmp_path)],
         env={**os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, sys.path))},

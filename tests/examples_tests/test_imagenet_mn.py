@@ -27,7 +27,8 @@ def run(out, *options):
         '--dataset',
         'synthetic',
     ]
-    command += ['--memory-limit', '400MiB', '--log-interval', '1', '--out', str(out)]
+    command += ['--memory-limit', '400MiB', '--planner', 'swap-all']
+    command += ['--log-interval', '1', '--out', str(out)]
     return subprocess.run(
         [*command, *options],
         env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
