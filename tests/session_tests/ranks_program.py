@@ -25,6 +25,7 @@ from chainer_hybridmem.training.session.planning import plan_maker
 from chainer_hybridmem.training.session.setting import ranks
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from session_tests import data_parallel
 from support import networks
 from support.quick_search import quick_search
 
@@ -170,7 +171,10 @@ def main(ways: str, folder: str) -> None:
             train(way, communicator, folder)
         if way == 'after':  # one is through with its last session long before the other
             time.sleep(communicator.rank)
-        found = train(way, communicator, folder)
+        if way == 'apart':
+            found = data_parallel.train_apart(communicator)
+        else:
+            found = train(way, communicator, folder)
         path = os.path.join(folder, f'{way}-{communicator.rank}.json')
         with open(path, 'w', encoding='utf-8') as file:
             json.dump(found, file)
