@@ -36,7 +36,7 @@ def stochastic_depth(run: Run) -> None:
     model = Classifier(trunk)
     optimizer = start(model)
     with run.training(model):
-        for _ in range(32):
+        for _ in range(48):
             loss = step(model, optimizer, *pictures(rng))
             run.record(model, loss=loss)
 
