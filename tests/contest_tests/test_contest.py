@@ -315,7 +315,7 @@ def test_other_limits_can_be_played():
 def test_a_planner_may_have_options(tmp_path):
     output = tmp_path / 'arena.json'
     names = ['hybrid:steps=0', 'hybrid:steps=200,seed=3']
-    case = ['--instance', 'shipped/alexnet', '--limit', '60%', '-o', str(output)]
+    case = ['--instance', 'shipped/lstm', '--limit', '60%', '-o', str(output)]
     assert commands.main(['arena', 'run', *case, '--entrant', *names]) == 0
     rows = {row['entrant']: row for row in json.loads(output.read_text())['rows']}
     few, many = (rows[name] for name in names)
