@@ -75,7 +75,7 @@ def disturb(way: str, rank: int, i: int) -> None:
     if way == 'kill':
         os.kill(os.getpid(), signal.SIGKILL)
     if way == 'stop':
-        wake = f'import os, time; time.sleep(3); os.kill({os.getpid()}, 18)'
+        wake = f'import os, time; time.sleep(1.5); os.kill({os.getpid()}, 18)'
         if os.fork() == 0:
             os.execv(sys.executable, [sys.executable, '-c', wake])
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -171,7 +171,7 @@ def test_a_rank_that_differs_plans_alone(way, found, plain):
 def test_a_rank_that_stops_for_a_while_keeps_the_others_waiting(found, plain):
     stopped = found['stop']
     assert stopped[0]['parameters'] == plain[0]['parameters']
-    assert min(one['seconds'] for one in stopped) > 3
+    assert min(one['seconds'] for one in stopped) > 1.5
     assert [one['state'] for one in stopped] == ['guided'] * COUNT
 
 
