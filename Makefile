@@ -119,8 +119,8 @@ test-cuda: cuda-emulator
 cuda-emulator: venv
 	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY)
 
-# 77: something is lacking that it cannot make.
-try-cuda-emulator: venv
+# 77: something is lacking that it cannot make. It needs none of the packages of the venv.
+try-cuda-emulator: $(BIN)/python
 	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY) || test $$? -eq 77
 
 try-cudnn: venv
@@ -171,17 +171,19 @@ fuzz: venv
 
 venv: $(STAMP)
 
-$(STAMP): setup.cfg setup.py pyproject.toml constraints.txt
+$(STAMP): $(BIN)/python setup.cfg setup.py pyproject.toml constraints.txt
+	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,docs,examples,plot$$extra]"
+	$(if $(filter later,$(DOCTOR)),,$(BIN)/hybridmem doctor)
+	@touch $@
+
+$(BIN)/python:
 	@command -v "$(PYTHON)" >/dev/null || { \
 		echo "$(PYTHON) was not found: install Python 3.10 or newer, or name one: make venv PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "$$("$(PYTHON)" --version) is too old, Python 3.10 or newer is needed: make venv PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	test -x $(BIN)/python && $(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,docs,examples,plot$$extra]"
-	$(if $(filter later,$(DOCTOR)),,$(BIN)/hybridmem doctor)
-	@touch $@
+	"$(PYTHON)" -m venv --clear $(VENV)
 
 doctor: venv
 	$(BIN)/hybridmem doctor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import math
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from support import matrices, networks
 from support.empty_pools import empty_pools
+from support.quick_search import quick_search
 
 from chainer_hybridmem import compiling
 from chainer_hybridmem.planning.records.plan import Tier
@@ -24,6 +26,11 @@ from chainer_hybridmem.training.session.planning import plan_maker
 from chainer_hybridmem.training.session.setting import link_measurement
 
 WORKSPACE_BYTES = 1 << 19
+# Rooms whose tests judge what has been searched for.
+SEARCHING = {
+    *('benchmarks_tests', 'contest_tests', 'documents_tests', 'planners_tests'),
+    *('pools_tests', 'simulation_tests'),
+}
 compiling.LEAST_SECONDS = math.inf  # what a test prints is not left to the cache
 # Nor what a plan is like to how busy the machine is.
 plan_maker.LEAST_SECONDS = plan_maker.LEAST_SECONDS_NEEDED = math.inf
@@ -140,6 +147,14 @@ def peak(data: list[tuple[Any, Any]]) -> int:
 @pytest.fixture
 def machine() -> None:
     """What each test runs on; None for the computer itself."""
+
+
+@pytest.fixture(autouse=True, scope='module')
+def brief_searches(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where it is not plans that a room tries, they are searched for briefly."""
+    room = pathlib.Path(request.node.nodeid).parts[1]
+    with contextlib.nullcontext() if room in SEARCHING else quick_search():
+        yield
 
 
 @pytest.fixture(autouse=True)

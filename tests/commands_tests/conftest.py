@@ -53,6 +53,62 @@ class Picky(Tiny):
 """
 
 
+# What is trained: in it, one is broken, one has an argument, and some never settle.
+TRAINED = """
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+
+class Tiny(chainer.Chain):
+    insize = 8
+
+    def __init__(self, n_class):
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(3, 4, 3, pad=1)
+            self.norm = L.BatchNormalization(4)
+            self.fc = L.Linear(4 * 8 * 8, n_class)
+
+    def forward(self, x, t):
+        h = F.relu(self.norm(self.conv(x)))
+        for _ in range(6):
+            h = F.tanh(h)
+        return F.softmax_cross_entropy(self.fc(F.dropout(h)), t)
+
+
+class Unlike(Tiny):
+    runs = 0
+
+    def forward(self, x, t):
+        Unlike.runs += 1
+        if Unlike.runs == 8:
+            self.norm.avg_mean += 1
+        return super().forward(x, t)
+
+
+class Restless(Tiny):
+    runs = 0
+
+    def forward(self, x, t):
+        self.runs += 1
+        for _ in range(self.runs):
+            x = F.tanh(x)
+        return super().forward(x, t)
+
+
+class Broken(Tiny):
+    def forward(self, x, t):
+        return self.missing(x)
+
+
+class Demanding(Tiny):
+    def __init__(self, n_class, wish):
+        super().__init__(n_class)
+"""
+
+
 @pytest.fixture(autouse=True)
 def untold_steps(monkeypatch):
     """On a busy machine a step may take long; it has no line all the same."""
@@ -112,3 +168,11 @@ def network(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, 'own_networks', raising=False)
     return ('--arch', 'own_networks:Tiny', '--n-class', '10', '--samples', 's.json')
+
+
+@pytest.fixture
+def trained(folder, monkeypatch):
+    """A module with networks to train, as ``trained_networks:Tiny``."""
+    (folder / 'trained_networks.py').write_text(TRAINED)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, 'trained_networks', raising=False)

@@ -27,6 +27,7 @@ from chainer_hybridmem.planning.records.profile_file import serialise_profile
 from chainer_hybridmem.planning.simulation import make_problem
 
 HALF = ('--memory-limit', '50%')
+SIMPLE = ('--memory-limit', '45MiB', '--planner', 'swap-all')
 READERS = [
     ('plan', 'p.json', *HALF),
     ('compare', 'p.json', *HALF),
@@ -462,14 +463,12 @@ def redirected(redirection, *arguments):
 @pytest.mark.parametrize(
     'arguments',
     [
-        ('plan', 'p.json', '--memory-limit', '45MiB'),
-        ('plan', 'p.json', '--memory-limit', '45MiB', '-o', 'plan.json'),
+        ('plan', 'p.json', *SIMPLE),
+        ('plan', 'p.json', *SIMPLE, '-o', 'plan.json'),
     ],
 )
-def test_standard_output_is_closed(arguments, folder, profile, hybridmem):
+def test_standard_output_is_closed(arguments, folder, profile):
     """The work is done, nothing is complained about, and the status tells."""
-    hybridmem(*arguments)  # compiles
-    (folder / 'plan.json').unlink(missing_ok=True)
     result = redirected('>&-', *arguments)
     assert (result.returncode, result.stderr) == (141, '')
     assert '-o' not in arguments or (folder / 'plan.json').exists()
@@ -487,7 +486,7 @@ def test_letters_that_the_terminal_does_not_have(folder, profile, monkeypatch):
     ]
     library.save(dataclasses.replace(profile, storages=tuple(storages)), 'g.json')
     monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
-    arguments = ('plan', 'g.json', '--memory-limit', '45MiB', '--maps')
+    arguments = ('plan', 'g.json', *SIMPLE, '--maps')
     result = python('-m', 'chainer_hybridmem', *arguments)
     assert result.returncode == 0, result.stderr
     assert r'Gr\xf6\xdfe' in result.stdout

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -11,66 +10,14 @@ from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.training.chainer_access import compat
 
-NETWORKS = """
-import chainer
-import chainer.functions as F
-import chainer.links as L
-
-
-class Tiny(chainer.Chain):
-    insize = 8
-
-    def __init__(self, n_class):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 4, 3, pad=1)
-            self.fc = L.Linear(4 * 8 * 8, n_class)
-
-    def forward(self, x, t):
-        h = F.relu(self.conv(x))
-        for _ in range(6):
-            h = F.tanh(h)
-        return F.softmax_cross_entropy(self.fc(h), t)
-
-
-class Broken(Tiny):
-    def forward(self, x, t):
-        return self.missing(x)
-
-
-class Restless(Tiny):
-    runs = 0
-
-    def forward(self, x, t):
-        self.runs += 1
-        for _ in range(self.runs):
-            x = F.tanh(x)
-        return super().forward(x, t)
-
-
-class Demanding(Tiny):
-    def __init__(self, n_class, wish):
-        super().__init__(n_class)
-"""
-
 
 @pytest.fixture
-def arguments(folder, monkeypatch):
+def arguments(trained):
     """A command line that records a tiny network; the last option given counts."""
-    (folder / 'own_networks.py').write_text(NETWORKS)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, 'own_networks', raising=False)
     return (
-        *(
-            'profile',
-            '--arch',
-            'own_networks:Tiny',
-            '--batchsize',
-            '16',
-            '--n-class',
-            '10',
-        ),
-        *('--device', 'cpu', '--memory-limit', '16MiB', '-o', 'p.json'),
+        *('profile', '--arch', 'trained_networks:Tiny', '--batchsize', '16'),
+        *('--n-class', '10', '--device', 'cpu', '--memory-limit', '16MiB'),
+        *('-o', 'p.json'),
     )
 
 
@@ -82,8 +29,8 @@ def test_records_and_summarises(arguments, hybridmem):
     problem = make_problem(profile)
     with open('s.json') as file:
         figures = json.load(file)
-    assert out.startswith('own_networks:Tiny, 16 pictures of 8x8\n')
-    assert figures['arch'] == 'own_networks:Tiny'
+    assert out.startswith('trained_networks:Tiny, 16 pictures of 8x8\n')
+    assert figures['arch'] == 'trained_networks:Tiny'
     assert figures['insize'] == 8
     assert sum(figures['operations'].values()) == len(profile.operations)
     assert figures['feature_maps'] == len(problem.maps) > 5
@@ -136,9 +83,9 @@ def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
     [
         (('--arch', 'resnet51'), "Did you mean 'resnet50'?"),
         (('--arch', 'nowhere:Net'), "no module 'nowhere'"),
-        (('--arch', 'own_networks:Nothing'), "no class 'Nothing'"),
-        (('--arch', 'own_networks:Broken'), "has no attribute 'missing' ("),
-        (('--arch', 'own_networks:Demanding'), 'wish'),
+        (('--arch', 'trained_networks:Nothing'), "no class 'Nothing'"),
+        (('--arch', 'trained_networks:Broken'), "has no attribute 'missing' ("),
+        (('--arch', 'trained_networks:Demanding'), 'wish'),
         (('--insize', '9'), 'cannot be trained on 16 pictures of 9x9'),
         (('--swap-dir', 'nowhere'), 'nowhere'),
         (('-o', 'nowhere/p.json'), 'there is no folder nowhere'),
@@ -157,7 +104,10 @@ def test_refused(arguments, options, expected, folder, refused):
         (('--memory-limit', '100kB'), 'do not fit'),
         (('--shared-link', 'bus0'), 'there is no --link-bandwidth to share'),
         (('--iterations', '2'), 'Nothing has been recorded after 2 iterations'),
-        (('--arch', 'own_networks:Restless', '--iterations', '5'), 'Nothing has been'),
+        (
+            ('--arch', 'trained_networks:Restless', '--iterations', '5'),
+            'Nothing has been',
+        ),
     ],
 )
 def test_fails_after_some_progress(arguments, options, expected, folder, hybridmem):

@@ -136,7 +136,7 @@ def test_a_program_that_starts_itself_anew(folder):
     ('program', 'named'),
     [
         (('program.py',), 'Raise --memory-limit or'),
-        (('children.py', 'spawn'), 'Raise --memory-limit or'),
+        (('children.py', 'fork'), 'Raise --memory-limit or'),
         (('own.py',), 'Raise memory_limit or'),
     ],
 )
@@ -200,7 +200,7 @@ def test_a_limit_that_is_too_small_is_told_once(folder, kind, before):
     (folder / 'program.py').write_text(before + PROGRAM)
     (folder / 'in_thread.py').write_text(IN_THREAD)
     (folder / 'children.py').write_text(CHILDREN)
-    program = [f'{kind}.py', *(['spawn'] if kind == 'children' else [])]
+    program = [f'{kind}.py', *(['fork'] if kind == 'children' else [])]
     _, _, err = run(folder, '--memory-limit', '800kB', *program)
     processes = 2 if kind == 'children' else 1
     assert sum(line.startswith('Traceback') for line in err) == processes

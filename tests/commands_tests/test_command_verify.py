@@ -1,7 +1,6 @@
 """``hybridmem verify``."""
 
 import json
-import sys
 
 import pytest
 
@@ -11,59 +10,12 @@ from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.training.execution.live_map import LiveMap
 from chainer_hybridmem.training.session.setting.options import Options
 
-NETWORKS = """
-import chainer
-import chainer.functions as F
-import chainer.links as L
-import numpy as np
-
-
-class Tiny(chainer.Chain):
-    insize = 8
-
-    def __init__(self, n_class):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 4, 3, pad=1)
-            self.norm = L.BatchNormalization(4)
-            self.fc = L.Linear(4 * 8 * 8, n_class)
-
-    def forward(self, x, t):
-        h = F.relu(self.norm(self.conv(x)))
-        for _ in range(6):
-            h = F.tanh(h)
-        return F.softmax_cross_entropy(self.fc(F.dropout(h)), t)
-
-
-class Unlike(Tiny):
-    runs = 0
-
-    def forward(self, x, t):
-        Unlike.runs += 1
-        if Unlike.runs == 8:
-            self.norm.avg_mean += 1
-        return super().forward(x, t)
-
-
-class Restless(Tiny):
-    runs = 0
-
-    def forward(self, x, t):
-        self.runs += 1
-        for _ in range(self.runs):
-            x = F.tanh(x)
-        return super().forward(x, t)
-"""
-
 
 @pytest.fixture
-def arguments(folder, monkeypatch):
+def arguments(trained):
     """A command line that verifies a tiny network; the last option given counts."""
-    (folder / 'networks_to_verify.py').write_text(NETWORKS)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, 'networks_to_verify', raising=False)
     return (
-        *('verify', '--arch', 'networks_to_verify:Tiny', '--batchsize', '16'),
+        *('verify', '--arch', 'trained_networks:Tiny', '--batchsize', '16'),
         *('--n-class', '10', '--device', 'cpu', '--memory-limit', '250KiB'),
         *('--planner', 'swap-all', '--iterations', '6'),
     )
@@ -77,7 +29,7 @@ def figures_of(path='v.json'):
 def test_every_bit_is_the_same(arguments, hybridmem):
     status, out, err = hybridmem(*arguments, '--json', 'v.json')
     assert status == 0, err
-    assert out.startswith('networks_to_verify:Tiny, 16 pictures: swap-all in 250.0 KiB')
+    assert out.startswith('trained_networks:Tiny, 16 pictures: swap-all in 250.0 KiB')
     assert '6 iterations, 3 of them guided: every bit the same' in out
     assert 'DIFFERS' not in out
     figures = figures_of()
@@ -132,7 +84,7 @@ def test_against_a_second_planner(arguments, hybridmem):
 def test_what_differs_is_named_and_the_status_tells(arguments, hybridmem):
     """In the second iteration of the second training."""
     status, out, _ = hybridmem(
-        *arguments, '--arch', 'networks_to_verify:Unlike', '--json', 'v.json'
+        *arguments, '--arch', 'trained_networks:Unlike', '--json', 'v.json'
     )
     assert status == 1
     assert 'DIFFERENT from iteration 2 on: persistent arrays, /norm/avg_mean' in out
@@ -181,14 +133,14 @@ def test_what_cannot_be_is_refused_at_once(arguments, refused, more, message):
 
 
 def test_nothing_guided_is_no_verdict(arguments, refused_late):
-    message = refused_late(*arguments, '--arch', 'networks_to_verify:Restless')
+    message = refused_late(*arguments, '--arch', 'trained_networks:Restless')
     assert 'None of 6 iterations has followed a plan of swap-all' in message
     assert '--iterations' in message
 
 
 def test_errors_of_the_network_are_told_in_one_line(arguments, refused_late):
     message = refused_late(*arguments, '--insize', '9')
-    assert 'networks_to_verify:Tiny cannot be trained on 16 pictures' in message
+    assert 'trained_networks:Tiny cannot be trained on 16 pictures' in message
 
 
 def test_options_that_errors_name(arguments, hybridmem, monkeypatch):

@@ -18,7 +18,7 @@ from chainer_hybridmem.planning.planners import make_plan
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.planning.simulation import make_problem
 
-MOMENTS, MOST_MOMENTS = several(2, all_of_them=5), 50
+MOMENTS, MOST_MOMENTS = several(1, all_of_them=5), 50
 NETWORK = ('--arch', 'own_networks:Tiny', '--n-class', '10')
 TRAINING = (*NETWORK, '--batchsize', '8', '--device', 'cpu', '--memory-limit', '600KiB')
 GPU = ('--gpu', 'v100-16gb-pcie3')

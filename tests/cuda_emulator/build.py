@@ -35,6 +35,8 @@ from releases import RELEASES, Release
 HERE = pathlib.Path(__file__).resolve().parent
 PARTS = ('streams', 'memory', 'races', 'kernels', 'libraries', 'nccl', 'nccl_calls')
 CUDNN_PARTS = ('tensors', 'layers', 'convolutions', 'recurrent')
+# Of a source that begins with the second one.
+USUAL = ('"prelude.h"', '<cupy/complex.cuh>', '<cupy/carray.cuh>', '<cupy/atomics.cuh>')
 LACKING = 77
 API = pathlib.Path('cupy_backends/cuda/api')
 _FLAGS = ('-std=c++17', '-march=native', '-ffp-contract=off', '-w', '-fPIC')
@@ -173,11 +175,17 @@ class Builder:
         shutil.copy(HERE / 'thrust.py', self.site / 'cupy/cuda/thrust.py')
 
     def _prepare_kernels(self) -> None:
-        """What every kernel includes is compiled once."""
-        prelude, compiled = self.build / 'prelude.h', self.build / 'prelude.h.gch'
-        if _is_older(compiled, [HERE / 'prelude.h']):
-            shutil.copy(HERE / 'prelude.h', prelude)
-            _call(*_KERNEL, '-x', 'c++-header', prelude, '-o', compiled)
+        """What every kernel includes is compiled once, and what most of CuPy's do."""
+        shutil.copy2(HERE / 'prelude.h', self.build)
+        usual = self.build / 'cupy_prelude.h'
+        usual.write_text(''.join(f'#include {name}\n' for name in USUAL))
+        core = self.site / 'cupy/_core/include'
+        paths = self.build, *sorted(core.glob('cupy/_cccl/*')), core, self._include()
+        flags = [f'-I{path}' for path in paths]
+        for header in (self.build / 'prelude.h', usual):
+            compiled = header.with_suffix('.h.gch')
+            if _is_older(compiled, [HERE / 'prelude.h', pathlib.Path(__file__)]):
+                _call(*_KERNEL, *flags, '-x', 'c++-header', header, '-o', compiled)
         command = [*_KERNEL, f"'-I{self.build}'", f"'-I{self._include()}'"]
         (self.build / 'compile.txt').write_text(' '.join(command) + '\n')
 

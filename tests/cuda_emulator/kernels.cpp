@@ -191,7 +191,8 @@ static std::string translate(const std::string& source) {
     std::set<std::string> names;
     for (std::sregex_iterator found(source.begin(), source.end(), kernel), end; found != end; ++found)
         names.insert((*found)[1]);
-    std::string text = "#include \"prelude.h\"\n"
+    bool usual = source.find("#include <cupy/complex.cuh>") < source.find_first_not_of(" \n") + 1;
+    std::string text = std::string("#include \"") + (usual ? "cupy_" : "") + "prelude.h\"\n"
         + std::regex_replace(source, shared, "$1* $2 = ($1*)emu_dynamic_shared") + "\n";
     for (auto& name : names)
         text += "EMU_KERNEL(" + name + ", " + std::to_string(how_of(source)) + ")\n";
@@ -233,7 +234,8 @@ int nvrtcCompileProgram(void* handle, int n, const char** options) {
     std::string mine = base + "." + std::to_string(getpid());
     std::ofstream(mine + ".cpp") << text;
     std::string compile = flags + " -c '" + mine + ".cpp' -o '" + mine + ".o' > '" + mine + ".log' 2>&1";
-    std::string link = "g++ -shared '" + mine + ".o' -L'" + home() + "/lib' -lcudaemulator -o '" + mine + ".so' >> '"
+    // What else a kernel calls, the emulator has loaded.
+    std::string link = "g++ -shared -nodefaultlibs '" + mine + ".o' -L'" + home() + "/lib' -lcudaemulator -lgcc -o '" + mine + ".so' >> '"
         + mine + ".log' 2>&1";
     std::string rename = "mv '" + mine + ".so' '" + program->object + "' && rm '" + mine + ".o' '" + mine
         + ".log' && mv '" + mine + ".cpp' '" + base + ".cpp'";

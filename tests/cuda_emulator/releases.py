@@ -35,7 +35,7 @@ CUPY_14 = Release(
     13000,
     ('cupy-cuda13x==14.2.0', 'cuda-pathfinder==1.*'),
     ('nvidia-cuda-runtime==13.0.*', 'nvidia-cuda-crt==13.0.*'),
-    ('setuptools==80.*', 'Cython>=3.2,<3.3,!=3.2.6'),
+    ('setuptools==80.*', 'Cython>=3.2,<3.3,!=3.2.6', 'numpy'),
     (
         *('libcuda.so.1', 'libcudart.so.13', 'libnvrtc.so.13', 'libnvJitLink.so.13'),
         *('libcublas.so.13', 'libcublasLt.so.13', 'libcurand.so.10', 'libcufft.so.12'),
@@ -52,7 +52,7 @@ CUPY_13 = Release(
     12080,
     ('cupy-cuda12x==13.6.0', 'fastrlock'),
     ('nvidia-cuda-runtime-cu12==12.8.*', 'nvidia-cuda-nvcc-cu12==12.8.*'),
-    ('setuptools==80.*', 'Cython>=3.1,<3.2', 'fastrlock'),
+    ('setuptools==80.*', 'Cython>=3.1,<3.2', 'fastrlock', 'numpy'),
     (
         *('libcuda.so.1', 'libcudart.so.12', 'libnvrtc.so.12', 'libnvJitLink.so.12'),
         *('libcublas.so.12', 'libcublasLt.so.12', 'libcurand.so.10', 'libcufft.so.11'),

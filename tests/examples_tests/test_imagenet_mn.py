@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from session_tests.test_data_parallel import find_mpiexec, needs_mpi
+from support.mpi import needs_mpi, run_ranks
 
 PROGRAM = Path(__file__).parents[2] / 'examples' / 'imagenet' / 'train_mn.py'
-pytestmark = needs_mpi
+OPTIONS = """
+    --arch resnet18 --insize 32 --batchsize 4 --dataset synthetic
+    --memory-limit 400MiB --planner swap-all
+    --iterations 3 --log-interval 1 --snapshot-interval 0
+"""
 
 
-def run(out, *options):
-    path = os.pathsep.join(p for p in sys.path if p)
-    command = [find_mpiexec(), '-n', '2', sys.executable, str(PROGRAM)]
-    command += [
-        '--arch',
-        'resnet18',
-        '--insize',
-        '32',
-        '--batchsize',
-        '4',
-        '--dataset',
-        'synthetic',
-    ]
-    command += ['--memory-limit', '400MiB', '--log-interval', '1', '--out', str(out)]
-    return subprocess.run(
-        [*command, *options],
-        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
+@needs_mpi
 def test_all_train_and_one_reports(tmp_path):
-    first = run(tmp_path / 'run', '--iterations', '3', '--snapshot-interval', '0')
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert '2 processes' in first.stdout
-    assert first.stdout.count('memory limit') == 1  # one process reports
-    assert re.search(r'^.*\b3 .*MiB', first.stdout, re.MULTILINE)
-
-
-def test_a_limit_that_is_too_small_ends_all(tmp_path):
-    result = run(tmp_path / 'run', '--iterations', '3', '--memory-limit', '60MiB')
-    assert result.returncode != 0
-    assert 'OutOfMemoryError' in result.stderr
-    assert 'Raise memory_limit' in result.stdout + result.stderr
+    out = tmp_path / 'run'
+    done = run_ranks(PROGRAM, *OPTIONS.split(), '--out', out, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert '2 processes' in done.stdout
+    assert done.stdout.count('memory limit') == 1  # one process reports
+    assert re.search(r'^.*\b3 .*MiB', done.stdout, re.MULTILINE)

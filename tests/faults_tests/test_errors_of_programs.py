@@ -62,6 +62,7 @@ def numbers(stage: str, plan: str) -> range:
     return faulty.chosen(hook.calls, AT_MOST, offset=len(stage))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('stage', faulty.STAGES)
 def test_an_exception_in_an_operation_ends_the_session(stage: str, plan: str) -> None:
@@ -71,7 +72,8 @@ def test_an_exception_in_an_operation_ends_the_session(stage: str, plan: str) ->
         assert type(case.error) is MyError
 
 
-@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.matrix
+@pytest.mark.parametrize('plan', reversed(PLANS))
 @pytest.mark.parametrize('stage', faulty.STAGES)
 def test_an_exception_in_an_operation_is_caught(stage: str, plan: str) -> None:
     at, options = faulty.STAGES[stage]
@@ -108,6 +110,7 @@ class RaisingUpdate:
         return inject
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('stage', faulty.STAGES)
 def test_an_exception_in_an_update(stage: str, plan: str) -> None:

@@ -53,6 +53,7 @@ def numbers(stage: str, plan: str) -> range:
     return faulty.chosen(refusal.allocations, AT_MOST, offset=len(stage))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('stage', faulty.STAGES)
 def test_a_refusal_that_passes_changes_nothing(stage: str, plan: str) -> None:
@@ -63,6 +64,7 @@ def test_a_refusal_that_passes_changes_nothing(stage: str, plan: str) -> None:
         assert case.error is None and refusal.happened, number
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('stage', faulty.STAGES)
@@ -75,7 +77,8 @@ def test_a_refusal_for_good_ends_the_session(stage: str, plan: str, kind: str) -
         check_message(case)
 
 
-@pytest.mark.parametrize('plan', PLANS)
+@pytest.mark.matrix
+@pytest.mark.parametrize('plan', reversed(PLANS))
 @pytest.mark.parametrize('stage', faulty.STAGES)
 def test_a_refusal_that_the_program_catches(stage: str, plan: str) -> None:
     at, options = faulty.STAGES[stage]

@@ -59,6 +59,7 @@ def end_of(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('where', ['ram', 'file'])
 def test_a_child_trains_without_the_session(
@@ -257,6 +258,7 @@ def saved(model: chainer.Chain) -> chainer.Chain:
     return other
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('look', LOOKS)
 @pytest.mark.parametrize('plan', PLANS)
 def test_who_copies_the_model_gets_all_of_it(plan: str, look: str) -> None:
@@ -342,6 +344,7 @@ def in_thread(function: Callable[[], Any]) -> BaseException | None:
     return errors[0] if errors else None
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('stage', faulty.STAGES)
 def test_a_backward_in_another_thread_is_refused(plan: str, stage: str) -> None:

@@ -102,6 +102,7 @@ def interrupt_iteration(
     assert came_out or not injection.happened, injection.place
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize('plan', PLANS)
 @pytest.mark.parametrize('stage', faulty.STAGES)
 @pytest.mark.parametrize(

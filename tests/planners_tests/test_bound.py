@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support import toys
+from support.matrices import several
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.planning.planners import make_plan
@@ -340,7 +341,7 @@ class Front:
 SMALL = ['uneven', 'uneven, slow back', 'uneven, slow out', 'dropout', 'heavy']
 ENUMERATED = [*SMALL, 'graph 0', 'network 2', 'network 3']
 ENUMERATED += [f'{name}, crossing' for name in CROSSING]
-MOST = 4000
+MOST = several(1500, all_of_them=4000)
 
 
 @pytest.mark.parametrize('name', ENUMERATED)
@@ -375,7 +376,7 @@ def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None
         if rng.random() < 0.5:
             start = make_plan(problem, limit, 'hybrid', steps=300).maps
         maps, style, best = start, Style(), np.inf
-        for _ in range(250):
+        for _ in range(several(120, all_of_them=250)):
             changed = list(maps)
             for m in rng.sample(range(len(maps)), min(len(maps), rng.choice([1, 2]))):
                 changed[m] = any_entry(rng, builder, problem.maps[m])

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from support.hostile import late_copies, poisoned_memory
-from support.quick_search import quick_search
 from support.virtual import Machine
 
 from chainer_hybridmem.training.devices.copies import Copies
@@ -28,12 +27,11 @@ def _is_real(node: pytest.Item | pytest.Collector) -> bool:
 @pytest.fixture(autouse=True)
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine | None]:
     """What each test runs on; None for the computer itself."""
-    with quick_search():
-        if _is_real(request.node):
-            yield None
-            return
-        with Machine().running() as machine:
-            yield machine
+    if _is_real(request.node):
+        yield None
+        return
+    with Machine().running() as machine:
+        yield machine
 
 
 @pytest.hookimpl(wrapper=True)
@@ -41,13 +39,10 @@ def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, Any, Any]:
     """What a module prepares for its tests, it prepares on a machine, too."""
-    if fixturedef.scope == 'function':
+    if fixturedef.scope == 'function' or _is_real(request.node):
         return (yield)
-    with quick_search():
-        if _is_real(request.node):
-            return (yield)
-        with Machine().running():
-            return (yield)
+    with Machine().running():
+        return (yield)
 
 
 @pytest.fixture

@@ -1,15 +1,9 @@
-"""What each of the processes in test_data_parallel.py runs.
-
-Trains without a session, with one that keeps everything, and with one that has
-less memory than that needs; writes what it finds into a folder.
-"""
+"""What ranks train that know of each other but their sums: see test_ranks.py."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import sys
+from typing import Any
 
 import chainer_hybridmem  # noqa: F401  before chainer, which it makes importable
 
@@ -19,11 +13,9 @@ import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy as np
+from support import networks
 
 from chainer_hybridmem.planning.records.plan import Action
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from support import networks
 
 ITERATIONS = 8
 
@@ -69,9 +61,8 @@ def train(communicator, **options):
     return (digest.hexdigest(), parameters.hexdigest()), session
 
 
-def main(folder):
-    """Trains three times."""
-    communicator = chainermn.create_communicator('naive')
+def train_apart(communicator: Any) -> dict[str, object]:
+    """Trains plain, with a session that keeps everything, and in less than it needs."""
     plain, _ = train(communicator)
     kept, session = train(communicator, memory_limit='1GiB', planner='in-core')
     in_core = session.statistics()['in_core_peak_bytes']
@@ -80,8 +71,7 @@ def main(folder):
     limit = in_core * 7 // 10  # it needs more with functions in parts
     small, session = train(communicator, memory_limit=limit, planner=planner)
     moved = session.plan.count(Action.SWAP) + session.plan.count(Action.RECOMPUTE)
-    body = {
-        'size': communicator.size,
+    return {
         'plain': plain,
         'kept': kept,
         'small': small,
@@ -91,10 +81,3 @@ def main(folder):
         'guided_iterations': session.statistics()['guided_iterations'],
         'moved': moved,
     }
-    path = os.path.join(folder, f'{communicator.rank}.json')
-    with open(path, 'w', encoding='utf-8') as file:
-        json.dump(body, file)
-
-
-if __name__ == '__main__':
-    main(sys.argv[1])

@@ -25,6 +25,7 @@ from chainer_hybridmem.training.session.planning import plan_maker
 from chainer_hybridmem.training.session.setting import ranks
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from session_tests import data_parallel
 from support import networks
 from support.quick_search import quick_search
 
@@ -74,7 +75,7 @@ def disturb(way: str, rank: int, i: int) -> None:
     if way == 'kill':
         os.kill(os.getpid(), signal.SIGKILL)
     if way == 'stop':
-        wake = f'import os, time; time.sleep(3); os.kill({os.getpid()}, 18)'
+        wake = f'import os, time; time.sleep(1.5); os.kill({os.getpid()}, 18)'
         if os.fork() == 0:
             os.execv(sys.executable, [sys.executable, '-c', wake])
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -170,7 +171,10 @@ def main(ways: str, folder: str) -> None:
             train(way, communicator, folder)
         if way == 'after':  # one is through with its last session long before the other
             time.sleep(communicator.rank)
-        found = train(way, communicator, folder)
+        if way == 'apart':
+            found = data_parallel.train_apart(communicator)
+        else:
+            found = train(way, communicator, folder)
         path = os.path.join(folder, f'{way}-{communicator.rank}.json')
         with open(path, 'w', encoding='utf-8') as file:
             json.dump(found, file)

@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from session_tests.test_data_parallel import needs_mpi
 from support import networks, toys
+from support.mpi import needs_mpi
 
 import chainer_hybridmem as hybridmem
 

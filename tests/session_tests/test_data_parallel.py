@@ -1,16 +1,9 @@
-"""Data parallel training with ChainerMN, each process inside its own limit."""
+"""What talks to other processes."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import shutil
-import subprocess
-import sys
 import types
 
-import pytest
 from support import networks
 
 import chainer_hybridmem  # before chainer
@@ -20,58 +13,6 @@ import chainer
 import chainer.functions as F
 
 from chainer_hybridmem.planning.records.plan import Action
-
-FOLDER = os.path.dirname(os.path.abspath(__file__))
-PROCESSES = 2
-TIMEOUT_SECONDS = 900
-
-
-def find_mpiexec() -> str | None:
-    """Beside this Python if an MPI was installed as a package, else on the path."""
-    own = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    return own if os.access(own, os.X_OK) else shutil.which('mpiexec')
-
-
-needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec('mpi4py') is None or find_mpiexec() is None,
-    reason='needs mpi4py and an MPI with mpiexec (pip install mpi4py mpich)',
-)
-
-
-@needs_mpi
-def test_two_processes_train_as_without_us(tmp_path):
-    mpiexec = find_mpiexec()
-    assert mpiexec is not None
-    path = os.pathsep.join(p for p in sys.path if p)
-    result = subprocess.run(
-        [
-            mpiexec,
-            '-n',
-            str(PROCESSES),
-            sys.executable,
-            os.path.join(FOLDER, 'data_parallel.py'),
-            str(tmp_path),
-        ],
-        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    files = [tmp_path / f'{rank}.json' for rank in range(PROCESSES)]
-    bodies = [json.loads(file.read_text(encoding='utf-8')) for file in files]
-    assert [body['size'] for body in bodies] == [PROCESSES] * PROCESSES
-    for body in bodies:
-        assert body['kept'] == body['plain']
-        assert body['small'] == body['plain']
-        assert body['peak_bytes'] <= body['limit_bytes'] < body['in_core_peak_bytes']
-        assert body['guided_iterations'] > 0
-        assert body['moved'] > 0
-    # They exchange gradients, not pictures.
-    first, second = (body['plain'] for body in bodies)
-    assert first[1] == second[1]
-    assert first[0] != second[0]
 
 
 @chainer_hybridmem.recomputable

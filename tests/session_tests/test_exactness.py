@@ -18,7 +18,7 @@ PLANNERS = list(planners.PLANNERS)
 ITERATIONS = 7
 
 
-@pytest.mark.matrix(every=2)  # test_zoo.py has every planner, too
+@pytest.mark.matrix(every=4)  # test_zoo.py has every planner, too
 @pytest.mark.parametrize('planner', PLANNERS)
 @pytest.mark.parametrize('where', ['ram', 'file'])
 def test_same_bits_at_a_tight_limit(planner, where, data, in_core, peak, tmp_path):

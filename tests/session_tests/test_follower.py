@@ -595,7 +595,7 @@ def test_a_percentage_follows_a_batch_that_grows(every):
         optimizer = chainer.optimizers.SGD(0.1).setup(model)
         losses = []
         for i in range(36):
-            x = np.ones((500 * (1 + i // every), 64), np.float32)
+            x = np.ones((250 * (1 + i // every), 64), np.float32)
             loss = F.average(model(x))
             model.cleargrads()
             loss.backward()

@@ -15,7 +15,9 @@ PLENTY = 10**9
 
 
 @pytest.mark.filterwarnings('ignore::UserWarning')
-@pytest.mark.parametrize('seed', range(several(12, all_of_them=60)))
+@pytest.mark.parametrize(
+    'seed', range(several(len(drawn_programs.SHAPES), all_of_them=60))
+)
 def test_the_next_run_trains(seed):
     program = drawn_programs.Program(seed)
     plain, expected = drawn_programs.train(seed, PLENTY)

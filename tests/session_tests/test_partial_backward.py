@@ -98,6 +98,7 @@ def train_pushed(order: str, **options: object) -> list[float]:
     return losses
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     'options',
     [

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import pathlib
 
 import pytest
-from session_tests.test_data_parallel import FOLDER, find_mpiexec, needs_mpi
 from support.matrices import several
+from support.mpi import needs_mpi, run_ranks
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.units import format_bytes, parse_bytes
@@ -19,26 +17,18 @@ import chainer.links as L
 from session_tests import ranks_program
 
 pytestmark = needs_mpi
+PROGRAM = pathlib.Path(__file__).with_name('ranks_program.py')
 COUNT = 2
 COUNTS = range(COUNT, COUNT + several(1, all_of_them=2))
 # One after the other in the same processes: to start them takes as long as to train.
 # What holds memory comes last.
-WAYS = 'plain,together,slow,after,limit,network,stop,replan,cache,hold-0,hold-all'
+WAYS = 'plain,apart,together,slow,after,limit,network,stop,replan,cache,hold-0,hold-all'
 LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
 
 
-def start(ways, folder, count=COUNT, timeout=900):
+def start(ways, folder, **options):
     """Runs all ranks; returns the process that has ended, or fails if it does not."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    program = os.path.join(FOLDER, 'ranks_program.py')
-    return subprocess.run(
-        [find_mpiexec(), '-n', str(count), sys.executable, program, ways, str(folder)],
-        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return run_ranks(PROGRAM, ways, folder, **options)
 
 
 def said_by_all(result, folder):
@@ -49,7 +39,7 @@ def said_by_all(result, folder):
 
 def found_in(ways, folder, count=COUNT):
     """What the ranks have found in each way, once they have ended well."""
-    result = start(ways, folder, count)
+    result = start(ways, folder, count=count)
     assert result.returncode == 0, said_by_all(result, folder)
     return {
         way: [
@@ -74,6 +64,19 @@ def check_same_plan(found):
     """All ranks have the plan of the first, or what they have said is the message."""
     lines = '\n'.join(line for one in found for line in ['', *one['lines']])
     assert {one['maps'] for one in found} == {found[0]['maps']}, lines
+
+
+def test_each_may_plan_for_itself(found):
+    apart = found['apart']
+    for one in apart:
+        assert one['kept'] == one['small'] == one['plain']
+        assert one['peak_bytes'] <= one['limit_bytes'] < one['in_core_peak_bytes']
+        assert one['guided_iterations'] > 0
+        assert one['moved'] > 0
+    # They exchange gradients, not pictures.
+    first, second = (one['plain'] for one in apart)
+    assert first[1] == second[1]
+    assert first[0] != second[0]
 
 
 def lines_with(found, what):
@@ -168,7 +171,7 @@ def test_a_rank_that_differs_plans_alone(way, found, plain):
 def test_a_rank_that_stops_for_a_while_keeps_the_others_waiting(found, plain):
     stopped = found['stop']
     assert stopped[0]['parameters'] == plain[0]['parameters']
-    assert min(one['seconds'] for one in stopped) > 3
+    assert min(one['seconds'] for one in stopped) > 1.5
     assert [one['state'] for one in stopped] == ['guided'] * COUNT
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import pathlib
 
 import pytest
-from session_tests.test_data_parallel import FOLDER, find_mpiexec, needs_mpi
 from support.matrices import several
+from support.mpi import needs_mpi, run_ranks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,6 +17,7 @@ pytestmark = [
         'EMU_LIBRARY' not in os.environ, reason='needs the emulator: make test-cuda'
     ),
 ]
+PROGRAM = pathlib.Path(__file__).with_name('ranks_cuda_program.py')
 COUNT = 2
 WAYS = ('pure_nccl', 'half', 'flat', 'double')
 SEEDS = several(1, all_of_them=4)
@@ -25,22 +25,8 @@ SEEDS = several(1, all_of_them=4)
 
 def found_in(ways, seed, folder, *options, **environment):
     """What the ranks have found in each way, once they have ended well."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    program = os.path.join(FOLDER, 'ranks_cuda_program.py')
-    words = [sys.executable, program, ways, str(seed), str(folder), *options]
-    done = subprocess.run(
-        [find_mpiexec(), '-n', str(COUNT), *words],
-        env={
-            **os.environ,
-            'PYTHONPATH': path,
-            'EMU_NCCL_SECONDS': '100',
-            **environment,
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    given = {'EMU_NCCL_SECONDS': '100', **environment}
+    done = run_ranks(PROGRAM, ways, seed, folder, *options, timeout=300, **given)
     assert done.returncode == 0, done.stdout + done.stderr
     files = [folder / f'{rank}.json' for rank in range(COUNT)]
     found = [json.loads(file.read_text(encoding='utf-8')) for file in files]

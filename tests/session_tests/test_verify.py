@@ -53,6 +53,7 @@ def while_guided(action):
     return act
 
 
+@pytest.mark.matrix(every=4)  # test_zoo.py compares bits under every planner
 @pytest.mark.parametrize(
     'planner', [p for p in planners.PLANNERS if p not in ('exact', 'autoswap-bo')]
 )

@@ -5,7 +5,6 @@ Needs no further package: where no Chromium is installed, tests skip.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -156,11 +155,6 @@ class Browser:
                 'Input.dispatchMouseEvent',
                 type=kind, x=x, y=y, button=button, buttons=1, clickCount=1,
             )  # fmt: skip
-
-    def screenshot(self, whole: bool = True) -> bytes:
-        """PNG of the whole page, or of the window."""
-        answer = self.call('Page.captureScreenshot', captureBeyondViewport=whole)
-        return base64.b64decode(answer['data'])
 
     def problems(self) -> list[Any]:
         """Exceptions, console errors and requests to a network so far."""

@@ -173,12 +173,16 @@ def become(told: tuple[list[str], str, dict[str, str]], given: list[int]) -> lis
 PATHS = os.path.dirname(__file__), str(ROOT), str(ROOT / 'tests')
 
 if __name__ == '__main__':
+    from support.quick_search import QUICK, quick_search
+
     from chainer_hybridmem.training.chainer_access import compat
 
     compat.import_chainer()
     for name in ('commands.run', 'running.follower', 'training.session.session'):
         __import__(f'chainer_hybridmem.{name}')
     first, *rest = serve(socket.socket(fileno=int(sys.argv[1])))
+    if QUICK in os.environ:
+        quick_search().__enter__()
     if first == '-m':
         sys.argv[:] = rest
         sys.path.insert(0, os.getcwd())

@@ -17,7 +17,7 @@ def early_break(run: Run) -> None:
     """Some forwards are thrown away."""
     rng, model, optimizer = begin()
     with run.training(model):
-        for i in range(40):
+        for i in range(27):
             loss = model(*pictures(rng))
             if i % 5 == 4:
                 del loss
@@ -56,7 +56,7 @@ def exceptions_caught(run: Run) -> None:
     """An exception in forward or backward is caught and training goes on."""
     rng, model, optimizer = begin()
     with run.training(model):
-        for i in range(36):
+        for i in range(25):
             batch = pictures(rng)
             try:
                 if i in (1, 8, 16, 17):

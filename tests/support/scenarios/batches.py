@@ -16,7 +16,7 @@ def last_small_batch(run: Run) -> None:
     """Epochs of four batches, of which the last one is smaller."""
     rng, model, optimizer = begin()
     with run.training(model):
-        for _ in range(10):
+        for _ in range(6):
             for n in (8, 8, 8, 5):
                 loss = step(model, optimizer, *pictures(rng, n))
                 run.record(model, loss=loss)
@@ -41,7 +41,7 @@ def evaluation_with_graph(run: Run) -> None:
     """Evaluation in test mode whose graph no backward follows."""
     rng, model, optimizer = begin()
     with run.training(model):
-        for i in range(40):
+        for i in range(27):
             loss = step(model, optimizer, *pictures(rng))
             run.record(model, loss=loss)
             if i % 5 == 4:
@@ -56,7 +56,7 @@ def multi_scale(run: Run) -> None:
     """Every iteration has one of three sizes of pictures."""
     rng, model, optimizer = begin()
     with run.training(model):
-        for _ in range(36):
+        for _ in range(25):
             insize = rng.choice((12, 16, 20))
             loss = step(model, optimizer, *pictures(rng, insize=insize))
             run.record(model, loss=loss)
@@ -68,7 +68,7 @@ def refilled_input_buffer(run: Run) -> None:
     rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
         x, t = np.zeros((8, 3, 16, 16), np.float32), np.zeros(8, np.int32)
-        for _ in range(12):
+        for _ in range(10):
             x[...], t[...] = pictures(rng)
             loss = step(model, optimizer, x, t)
             run.record(model, loss=loss)

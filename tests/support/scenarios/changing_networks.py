@@ -117,7 +117,7 @@ def unchained_in_the_middle(run: Run) -> None:
     model.add_link('second', Trunk(blocks=2))
     optimizer = start(model)
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = model.trunk(x)
             first = model.loss(h, t)
@@ -145,6 +145,6 @@ def forgotten_blocks(run: Run) -> None:
     """``F.forget`` in the model: forwards in backward, hooks and all."""
     rng, model, optimizer = begin(lambda: Classifier(Forgetful()))
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             loss = step(model, optimizer, *pictures(rng))
             run.record(model, loss=loss)

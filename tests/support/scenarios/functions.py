@@ -64,7 +64,7 @@ def in_place_functions(run: Run) -> None:
     """Functions that write into their inputs, after functions that retain them."""
     rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = F.sigmoid(model.trunk(x))
             h = Negate()(h)
@@ -102,7 +102,7 @@ def outputs_that_die(run: Run) -> None:
     model.add_link('lstm', L.StatelessLSTM(8 * 4 * 4, 64))
     optimizer = start(model)
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = model.trunk(x)
             a, _, c, _ = F.split_axis(h, 4, axis=1)

@@ -18,7 +18,7 @@ def queue_of_features(run: Run) -> None:
     rng, model, optimizer = begin()
     with run.training(model):
         queue: list[Any] = []
-        for _ in range(14):
+        for _ in range(11):
             x, t = pictures(rng)
             h = model.trunk(x)
             features = F.max_pooling_2d(h, 2)
@@ -36,7 +36,7 @@ def queue_of_variables(run: Run) -> None:
     rng, model, optimizer = begin()
     with run.training(model):
         old = None
-        for _ in range(14):
+        for _ in range(11):
             x, t = pictures(rng)
             h = model.trunk(x)
             loss = model.loss(h, t)
@@ -53,7 +53,7 @@ def gradients_through_two_iterations(run: Run) -> None:
     rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.3)))
     with run.training(model):
         old = None
-        for i in range(28):
+        for i in range(20):
             x, t = pictures(rng)
             h = model.trunk(x)
             loss = model.loss(h, t)
@@ -69,7 +69,7 @@ def changed_after_backward(run: Run) -> None:
     """A held array is modified after backward, before the next iteration."""
     rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = F.relu(model.trunk(x))
             loss = model.loss(h, t)
@@ -83,7 +83,7 @@ def changed_before_backward(run: Run) -> None:
     """A held array is modified between forward and backward."""
     rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = F.sigmoid(model.trunk(x))
             g = F.tanh(h)
@@ -98,7 +98,7 @@ def held_array_changed(run: Run) -> None:
     """The same where only the array is held and not its Variable."""
     rng, model, optimizer = begin(lambda: Classifier(Trunk(dropout=0.0)))
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = F.sigmoid(model.trunk(x))
             held = h.array
@@ -115,7 +115,7 @@ def growing_replay_buffer(run: Run) -> None:
     rng, model, optimizer = begin()
     buffer = []
     with run.training(model):
-        for _ in range(14):
+        for _ in range(11):
             x, t = pictures(rng)
             buffer.append(x.copy())
             old = buffer[rng.randint(len(buffer))]

@@ -20,7 +20,7 @@ def gan_second_forward(run: Run) -> None:
     rng = seeded()
     both, generator, discriminator, g_optimizer, d_optimizer = adversaries()
     with run.training(both):
-        for _ in range(14):
+        for _ in range(11):
             x, _ = pictures(rng)
             fake = generator(noise(rng))
             loss = F.sum(F.softplus(-discriminator(x))) / 8
@@ -56,7 +56,7 @@ def gan_two_losses_first(run: Run) -> None:
     rng = seeded()
     both, generator, discriminator, g_optimizer, d_optimizer = adversaries()
     with run.training(both):
-        for _ in range(12):
+        for _ in range(10):
             x, _ = pictures(rng)
             y_real = discriminator(x)
             y_fake = discriminator(generator(noise(rng)))
@@ -101,7 +101,7 @@ def two_losses_one_trunk(run: Run) -> None:
     model = chainer.ChainList(trunk, heads)
     optimizer = start(model)
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = F.average_pooling_2d(trunk(x), 4)
             one = F.softmax_cross_entropy(heads[0](h), t)
@@ -118,7 +118,7 @@ def backward_twice(run: Run) -> None:
     """The gradients of one loss are added twice."""
     rng, model, optimizer = begin()
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             loss = model(*pictures(rng))
             model.cleargrads()
             loss.backward()
@@ -132,7 +132,7 @@ def grad_twice(run: Run) -> None:
     """``chainer.grad`` asks twice, for other things, over the same graph."""
     rng, model, optimizer = begin()
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             x = chainer.Variable(x)
             loss = model(x, t)
@@ -151,7 +151,7 @@ def gradient_penalty(run: Run) -> None:
     rng = seeded()
     both, generator, critic, g_optimizer, d_optimizer = adversaries()
     with run.training(both):
-        for _ in range(14):
+        for _ in range(11):
             x, _ = pictures(rng)
             fake = generator(noise(rng)).array
             mixed = chainer.Variable((x + fake) / 2)

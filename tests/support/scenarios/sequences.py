@@ -31,14 +31,14 @@ class LanguageModel(chainer.Chain):
 
 @scenario(signatures=None, steady=False, deviations=None)
 def language_model_lengths(run: Run) -> None:
-    """Backpropagation through time over 5 to 35 words; the state is carried over."""
+    """Backpropagation through time over 3 to 15 words; the state is carried over."""
     rng, model, optimizer = begin(LanguageModel, chainer.optimizers.SGD(0.5))
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
     with run.training(model):
         for i in range(16):
             if i % 8 == 0:
                 model.lstm.reset_state()
-            length = rng.randint(5, 36)
+            length = rng.randint(3, 16)
             words = rng.randint(0, 50, (length + 1, 32)).astype(np.int32)
             loss = 0
             for now, following in itertools.pairwise(words):
@@ -75,7 +75,7 @@ def sequence_to_sequence(run: Run) -> None:
     """Two lengths of sources, two of targets, in random pairs."""
     rng, model, optimizer = begin(Translator, chainer.optimizers.Adam())
     with run.training(model):
-        for _ in range(40):
+        for _ in range(28):
             m, n = rng.choice((4, 7)), rng.choice((5, 8))
             sources = list(rng.randint(0, 40, (8, m)).astype(np.int32))
             targets = list(rng.randint(0, 40, (8, n)).astype(np.int32))

@@ -21,7 +21,7 @@ def part_of_the_model(run: Run) -> None:
     trunk, head = Trunk(), L.Linear(8 * 8 * 8, 60)
     optimizers = start(trunk), start(head, chainer.optimizers.Adam())
     with run.training(trunk):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = F.max_pooling_2d(trunk(x), 2)
             loss = F.softmax_cross_entropy(head(h), t)
@@ -58,6 +58,6 @@ def shared_parameters(run: Run) -> None:
     """The same link twice in a forward, and two links with one parameter."""
     rng, model, optimizer = begin(Siamese, chainer.optimizers.SGD(0.1))
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             a, b = pictures(rng)[0], pictures(rng)[0]
             run.record(model, loss=step(model, optimizer, a, b))

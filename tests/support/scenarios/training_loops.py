@@ -62,7 +62,7 @@ def sequential_repeated(run: Run) -> None:
     )
     optimizer = start(model)
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             loss = F.softmax_cross_entropy(model(x), t)
             learn(model, optimizer, loss)

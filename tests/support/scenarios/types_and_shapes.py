@@ -25,7 +25,7 @@ def empty_and_scalar_arrays(run: Run) -> None:
         model.nothing = chainer.Parameter(np.zeros((0, 3), np.float32))
     optimizer = start(model)
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = model.trunk(x)
             none = F.relu(h[:, :0]) * 2
@@ -46,7 +46,7 @@ def typed(run: Run, dtype: Any) -> None:
             optimizer.loss_scaling()
             optimizer.use_fp32_update()
         with run.training(model):
-            for _ in range(12):
+            for _ in range(10):
                 x, t = pictures(rng, dtype=data)
                 loss = model(x, t)
                 model.cleargrads()
@@ -83,7 +83,7 @@ def views(run: Run) -> None:
     model.add_link('dense', L.Linear(16, 16))
     optimizer = start(model)
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x, t = pictures(rng)
             h = F.sigmoid(model.trunk(x).transpose(0, 2, 3, 1))
             h = F.tanh(h[:, ::-1, 1:, ::2])
@@ -105,7 +105,7 @@ def no_feature_map(run: Run) -> None:
     """Nothing is large enough to leave."""
     rng, model, optimizer = begin(lambda: chainer.Sequential(L.Linear(4, 3)))
     with run.training(model):
-        for _ in range(12):
+        for _ in range(10):
             x = rng.rand(2, 4).astype(np.float32)
             loss = F.sum(model(x))
             learn(model, optimizer, loss)
