@@ -172,6 +172,7 @@ fuzz: venv
 venv: $(STAMP)
 
 $(STAMP): $(BIN)/python setup.cfg setup.py pyproject.toml constraints.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@$(GPU_EXTRA); set -x; $(PIP_INSTALL) --editable ".[test,docs,examples,plot$$extra]"
 	$(if $(filter later,$(DOCTOR)),,$(BIN)/hybridmem doctor)
 	@touch $@

@@ -163,7 +163,7 @@ def test_graphs_that_live_on(expected, limit, planner):
     assert session.statistics()['guided_iterations'] > 0
 
 
-@pytest.mark.matrix(every=2)
+@pytest.mark.matrix
 @pytest.mark.parametrize('layer', range(12))
 @pytest.mark.parametrize('planner', ['hybrid', 'checkpoint-sqrt'])
 def test_memory_may_be_short_inside_of_any_function(
