@@ -16,7 +16,6 @@ Note: [weak references]
 
 from __future__ import annotations
 
-import abc
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -47,75 +46,23 @@ Found = tuple[SlotKind, int | str, Any, Array]  # kind and key of a slot, owner,
 _RETAINED = '_retained_output_data'
 
 
-class SlotRef(abc.ABC):
-    """A live slot: its owner (weakly), and how the array looks at its storage.
+class NodeRef:
+    """A live slot: what a variable node retains.
 
     Attributes:
-        owner (weakref): A node or a function; dead once it is in no graph any more.
+        owner (weakref): The node; dead once it is in no graph any more.
         slot (Slot): Its name in the profile.
         view (View): Layout of the array in its allocation.
-    """
-
-    __slots__ = 'owner', 'slot', 'view'
-
-    def __init__(self, slot: Slot, owner: Any, view: View) -> None:
-        self.slot = slot
-        self.view = view
-        self.owner = weakref.ref(owner)
-
-    @property
-    def node(self) -> Any:
-        """The variable node, if it is one and still alive."""
-        return None
-
-    @property
-    def function(self) -> Any:
-        """The function node whose own slot it is, if there is one and it is alive."""
-        return None
-
-    @property
-    @abc.abstractmethod
-    def place(self) -> tuple[object, ...]:
-        """The same for references that are one and the same field."""
-
-    @abc.abstractmethod
-    def put(self, array: Array | None) -> None:
-        """Fills or clears the slot; nothing happens if its owner is dead."""
-
-    @abc.abstractmethod
-    def get(self) -> Array | None:
-        """The array in the slot; None if it is cleared or its owner dead."""
-
-    @abc.abstractmethod
-    def replaced(self) -> bool:
-        """Whether the owner has another array; see nodes, [other arrays]."""
-
-    def shared(self) -> bool:
-        """Whether others have the list or tuple that the array is in."""
-        return False
-
-    @abc.abstractmethod
-    def is_of(self, owner: Any, names: Collection[str]) -> bool:
-        """Whether it is in one of the owner's attributes, or what a node retains."""
-
-    def held(self) -> bool:
-        """Whether a live Variable has the array, too."""
-        return False
-
-
-class NodeRef(SlotRef):
-    """What a variable node retains.
-
-    Attributes:
         content (Content): Of the node.
     """
 
-    __slots__ = ('content',)
+    __slots__ = 'content', 'owner', 'slot', 'view'
+    function = None  # it is a node's
 
     def __init__(
         self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
     ) -> None:
-        self.slot = slot  # as SlotRef does, in one call
+        self.slot = slot
         self.view = view
         self.owner = weakref.ref(owner)
         self.content: Content = find_content(owner)
@@ -123,19 +70,23 @@ class NodeRef(SlotRef):
 
     @property
     def node(self) -> Any:
+        """The variable node, if it is still alive."""
         return self.owner()
 
     @property
     def place(self) -> tuple[object, ...]:
+        """The same for references that are one and the same field."""
         return (self.owner,)
 
     def put(self, array: Array | None) -> None:
+        """Fills or clears the slot; nothing happens if its owner is dead."""
         node, content = self.owner(), self.content
         if node is not None and not content.is_replaced(node):
             node._data = array  # Note: [private data]
             content.array = None if array is None else weakref.ref(array)
 
     def get(self) -> Array | None:
+        """The array in the slot; None if it is cleared or its owner dead."""
         node = self.owner()
         if node is None or self.content.is_replaced(node):
             return None
@@ -143,31 +94,44 @@ class NodeRef(SlotRef):
         return array
 
     def replaced(self) -> bool:
+        """Whether the owner has another array; see nodes, [other arrays]."""
         node = self.owner()
         return node is not None and self.content.is_replaced(node)
 
+    def shared(self) -> bool:
+        """Whether others have the list or tuple that the array is in."""
+        return False
+
     def is_of(self, owner: Any, names: Collection[str]) -> bool:
+        """Whether it is in one of the owner's attributes, or what a node retains."""
         return not names and self.owner() is owner
 
     def held(self) -> bool:
+        """Whether a live Variable has the array, too."""
         node = self.owner()
         variable = None if node is None else node.get_variable_or_none()
         return variable is not None and variable._data[0] is not None
 
 
-class AttributeRef(SlotRef):
-    """What a function keeps as an attribute.
+class AttributeRef:
+    """A live slot: what a function keeps as an attribute; as :class:`NodeRef`.
 
     Attributes:
+        owner (weakref): The function, or the old-style function that it wraps.
+        slot (Slot): Its name in the profile.
+        view (View): Layout of the array in its allocation.
         attribute (str): Where the function has it, ``'name'`` or ``'name.index'``.
     """
 
-    __slots__ = '_array', '_bring_back', 'attribute'
+    __slots__ = '_array', '_bring_back', 'attribute', 'owner', 'slot', 'view'
+    node = None  # it is a function's
 
     def __init__(
         self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
     ) -> None:
-        super().__init__(slot, owner, view)
+        self.slot = slot
+        self.view = view
+        self.owner = weakref.ref(owner)
         self._bring_back = bring_back
         self.attribute = str(slot.key)
         if slot.kind is SlotKind.RETAINED:
@@ -179,6 +143,7 @@ class AttributeRef(SlotRef):
 
     @property
     def function(self) -> Any:
+        """The function node whose own slot it is, if there is one and it is alive."""
         owner = self.owner()
         return None if owner is None else function_of(owner)
 
@@ -225,6 +190,12 @@ class AttributeRef(SlotRef):
 
     def is_of(self, owner: Any, names: Collection[str]) -> bool:
         return self.owner() is owner and self.attribute.partition('.')[0] in names
+
+    def held(self) -> bool:
+        return False
+
+
+SlotRef = NodeRef | AttributeRef
 
 
 def refer(
