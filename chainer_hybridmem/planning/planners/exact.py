@@ -48,6 +48,7 @@ from chainer_hybridmem.planning.simulation.problem import Problem
 
 ENUMERATED = 100_000  # assignments, at most, that are simply all simulated
 TIME_BUDGET = 60.0
+WIDE_GAP = 0.02  # beyond which whole decisions are told apart by part
 
 
 def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) -> Plan:
@@ -129,7 +130,10 @@ class _Run:
             proven = bound_of_parts(self.problem, self.limit_bytes)
             self.bound_seconds = max(self.bound_seconds, proven)
         relaxation = WholeRelaxation(self.problem, self.limit_bytes)
-        tighten(relaxation.relaxation)
+        bound = tighten(relaxation.relaxation)
+        if self.seconds > self.bound_seconds * (1 + WIDE_GAP):
+            relaxation.divide(bound.prices)
+            tighten(relaxation.relaxation)
         while self.seconds > self.bound_seconds:
             left = deadline - clock()
             if left <= 0:

@@ -66,6 +66,14 @@ class WholeRelaxation:
         self._is_whole[at.single :] = 1
         self._maps = WholeMaps(self.relaxation) if singles else None
 
+    def divide(self, prices: np.ndarray) -> None:
+        """Tells the parts of the iteration apart, as :meth:`.Relaxation.divide`."""
+        self.relaxation.divide(prices)
+        assert self.relaxation.segments is not None
+        more = self.relaxation.model.columns.end - len(self._is_whole)
+        self._is_whole = np.append(self._is_whole, np.zeros(more))
+        self._is_whole[self.relaxation.segments.whole] = 1
+
     def cut(self, x: np.ndarray) -> bool:
         """Adds rows that a point violates; tells whether there were any."""
         found = self.relaxation.cut(x)
