@@ -434,6 +434,23 @@ def test_no_plan_is_faster_than_the_tree_proves_of_its_actions(name: str) -> Non
                     assert floor <= seconds * (1 + 1e-9)
 
 
+@pytest.mark.parametrize('name', ['heavy', 'skips', 'graph 2'])
+def test_slow_plans_are_not_refused_for_their_actions(name: str) -> None:
+    """A map may be copied, and made again for others before it is back."""
+    problem, rng, seen = problem_of(name), random.Random(name), 0
+    builder = Builder(problem)
+    while seen < 60:
+        maps = tuple(any_entry(rng, builder, storage) for storage in problem.maps)
+        plan = builder.plan(maps, any_style(rng, builder))
+        result = judged(problem, plan)
+        if plan is None or result is None:
+            continue
+        seen += 1
+        for divided in (False, True):
+            floor = bound_of_actions(problem, result[0], actions_of(plan), divided)
+            assert floor <= result[1] * (1 + 1e-9)
+
+
 def test_a_source_that_never_leaves_need_not_be_repeatable() -> None:
     """The program holds the output of a layer that is not: what follows may be."""
     node = toys.Node

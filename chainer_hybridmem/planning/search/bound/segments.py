@@ -23,7 +23,7 @@ from chainer_hybridmem.planning.simulation.work import SWAP
 
 TIGHTEST = 16  # operations of backward with the least free memory
 FULLEST = 8  # operations of forward with most that cannot have left
-DEAREST = 4  # and those whose memory the linear program pays most for, of each
+DEAREST = 4  # and those of it whose memory the linear program pays most for
 FOLLOWED = 2  # maps that a chain of replays behind a copy is followed through
 
 
@@ -48,9 +48,8 @@ def choose_divisions(model: Model, prices: np.ndarray) -> list[int]:
     stands_out = (load[:b0] >= around[:-2]) & (load[:b0] > around[2:])
     peaks = np.flatnonzero(stands_out)
     chosen.update(peaks[_highest(load[peaks], FULLEST)].tolist())
-    for first, end in ((0, b0), (b0, last)):
-        dearest = first + _highest(prices[first:end], DEAREST)
-        chosen.update(dearest[prices[dearest] > 0].tolist())
+    dearest = b0 + _highest(prices[b0:last], DEAREST)
+    chosen.update(dearest[prices[dearest] > 0].tolist())
     return sorted(chosen)
 
 
@@ -127,8 +126,9 @@ class Segments:
         able = np.flatnonzero(a.recipe_seconds[: a.first_backward] >= 0).tolist()
         stays = self._stays()
         parts = range(self._backward, len(self._firsts))
+        asked = self._last_asked()
         for op, part in itertools.product(able, parts):
-            if self._fits(op, part, stays):
+            if self._firsts[part] <= asked[op] and self._fits(op, part, stays):
                 self._replayed[op, part] = self._new()
         may_recompute = self._model.problem.recomputable
         is_source = np.zeros(len(a.size), bool)
@@ -163,6 +163,20 @@ class Segments:
                     self._in[m, i] = self._new()
                     if before_use:
                         self._beside[m, i] = self._new()
+
+    def _last_asked(self) -> list[int]:
+        """The last first use of a map that a replay of each operation may lead to."""
+        a, n_maps = self._arrays, self._model.n_maps
+        asked = [-1] * a.first_backward
+        for op in reversed(range(a.first_backward)):
+            for made in a.products[a.product_ptr[op] : a.product_ptr[op + 1]].tolist():
+                reasons = [
+                    asked[reader] for reader in self._model.readers.get(made, ())
+                ]
+                if made < n_maps and a.read[made]:
+                    reasons.append(int(a.first_use[made]))
+                asked[op] = max([asked[op], *reasons])
+        return asked
 
     def _stays(self) -> np.ndarray:
         """(n,) bytes of maps that have been used before each operation and will be."""
@@ -215,7 +229,9 @@ class Segments:
         for i, k in enumerate(self._divisions):
             gone = [(c, -size) for c, size in self._at(self._away, i)]
             self._add([(at.away + k, 1.0), *gone])
-            there = self._at(self._made, i) + self._at(self._held[1], i)
+            there = self._at(self._made, i)
+            if k > self._arrays.first_backward:  # up to there the model knows of them
+                there += self._at(self._held[1], i)
             terms = [(at.remade + k, -1.0), (at.away + k, -1.0), *there]
             self._add(terms, -float(self._excess[k]))
 
@@ -396,7 +412,10 @@ class Segments:
         a = self._arrays
         terms: list[tuple[int, float]] = []
         taken_off, seen = 0.0, set[int]()
-        queue: list[tuple[int, list[tuple[int, float]], int]] = [(m, [], 0)]
+        again = self._replayed.get((int(a.producer[m]), part))
+        # A replay may make it for others, although it is copied.
+        first = [] if again is None else [(again, -1.0)]
+        queue: list[tuple[int, list[tuple[int, float]], int]] = [(m, first, 0)]
         for item, missing, maps in queue:
             for op in self._model.readers.get(item, ()):
                 if op in seen or (op, part) not in self._replayed:
