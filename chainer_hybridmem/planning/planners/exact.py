@@ -115,17 +115,13 @@ class _Run:
                 self.seconds = candidate.seconds
                 self.best = (search, candidate)
 
-    def enumerate(self) -> None:
-        """Simulates all assignments."""
-        for search in self.searches:
-            self.offer(search.find_fastest().action)
-        self.proved = True
-
     def solve(self) -> None:
         """The best assignments that the relaxation knows of, one after the other."""
         deadline = clock() + self.time_budget
         if count_assignments(self.problem) <= ENUMERATED:
-            self.enumerate()
+            for search in self.searches:
+                self.offer(search.find_fastest().action)
+            self.proved = True
         if self.seconds > self.bound_seconds * (1 + 2 * TRUST):
             proven = bound_of_parts(self.problem, self.limit_bytes)
             self.bound_seconds = max(self.bound_seconds, proven)
