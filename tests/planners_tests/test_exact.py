@@ -170,6 +170,18 @@ def test_a_solver_without_an_answer_proves_nothing(
     assert plan.lower_bound_seconds == bound_of_parts(problem, limit)
 
 
+def test_what_no_wait_allows_is_bounded_by_the_longest_wait() -> None:
+    """Nothing is known of plans that take longer than the model has waits for."""
+    problem = make_problem(toys.chain(6))
+    whole = WholeRelaxation(problem, least_memory(problem)[0] // 2)
+    answer = whole.solve(np.inf, 5.0)
+    while answer.x is not None and whole.cut(answer.x):
+        answer = whole.solve(np.inf, 5.0)
+    model = whole.relaxation.model
+    assert answer.x is None
+    assert answer.floor <= model.base_seconds + model.longest
+
+
 def test_it_finds_what_annealing_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make_problem(toys.random_graph(1))
     limit = least_memory(problem)[0] * 11 // 10

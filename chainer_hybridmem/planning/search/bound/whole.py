@@ -151,8 +151,8 @@ class WholeRelaxation:
             return Answer(model.base_seconds * (1 - TRUST), None, False)
         # SciPy gives a model that the solver refuses the same status.
         if result.status == 2 and 'nfeasible' in result.message:
-            # Nothing is left that could be faster.
-            return Answer(best_seconds * (1 - TRUST), None, True)
+            # Nothing is left that could be faster, or waits less.
+            return Answer((model.base_seconds + most) * (1 - TRUST), None, True)
         floor = result.mip_dual_bound
         seconds = model.base_seconds
         if floor is not None and math.isfinite(floor):
