@@ -204,6 +204,11 @@ BENCHMARKS = (
         ('chains.json',),
     ),
     Benchmark(
+        'least_limits',
+        'shipped profiles at their least limits: plans over proven bounds',
+        ('least_limits.json',),
+    ),
+    Benchmark(
         'checkmate_batches',
         "Checkmate's largest batches (Figure 6) beside ours and a bound",
         ('checkmate_batches.json',),

@@ -213,6 +213,27 @@ def batches(body: Body) -> str:
     )
 
 
+def least(body: Body) -> str:
+    """Returns how far plans at the least limits are from what is proven.
+
+    Args:
+        body: Content of ``least_limits.json``.
+    """
+    rows = []
+    for row in body['profiles']:
+        cells = [row['profile'], f'{row["limit_bytes"] / 2**30:.2f} GiB']
+        for planner in ('hybrid', 'exact'):
+            found = row[planner]
+            over = found['seconds'] / found['in_core_seconds'] - 1
+            gap = found['seconds'] / found['bound_seconds'] - 1
+            cells += [percent(over), percent(gap), f'{found["cpu_seconds"]:.0f}']
+        rows.append(cells)
+    head = ['profile', 'limit']
+    for planner in ('hybrid', 'exact'):
+        head += [f'`{planner}` over in-core', 'gap', 'CPU seconds']
+    return table(head, rows)
+
+
 SECTIONS = (
     Section(
         ('arena', 'chains', 'tilings'),
@@ -223,6 +244,14 @@ SECTIONS = (
         are the longest. Every instance: [the
         arena](../benchmarks/results/arena.md).""",
         proven,
+    ),
+    Section(
+        ('least_limits',),
+        'Plans at the least limits',
+        """Every shipped profile at the smallest limit under which any plan exists,
+        where plans are farthest from what is proven. The gap is the plan over the
+        bound of the same row, less 1. `exact` has a minute for its tree.""",
+        least,
     ),
     Section(
         ('checkmate_batches',),

@@ -386,14 +386,16 @@ def test_no_plan_that_a_search_over_positions_finds_is_faster(name: str) -> None
             if result is not None and result[0] <= limit and result[1] <= best:
                 maps, style, best = tuple(changed), other, result[1]
         if np.isfinite(best):
-            floor = bound_of_actions(
-                problem, limit, actions_of(builder.plan(maps, style))
-            )
-            assert floor <= best * (1 + 1e-9)
+            actions = actions_of(builder.plan(maps, style))
+            for divided in (False, True):
+                floor = bound_of_actions(problem, limit, actions, divided)
+                assert floor <= best * (1 + 1e-9)
     front.check(problem, whole=3)
 
 
-def bound_of_actions(problem: Problem, limit: int, action: np.ndarray) -> float:
+def bound_of_actions(
+    problem: Problem, limit: int, action: np.ndarray, divided: bool
+) -> float:
     """What the tree proves of all plans with these actions."""
     whole = WholeRelaxation(problem, limit)
     at, known = whole.relaxation.model.columns, whole.relaxation.model.variables
@@ -402,7 +404,9 @@ def bound_of_actions(problem: Problem, limit: int, action: np.ndarray) -> float:
             column = known.same_as[first + m]
             known.lower[column] = max(known.lower[column], other == kind)
             known.upper[column] = min(known.upper[column], other == kind)
-    bound.tighten(whole.relaxation)
+    prices = bound.tighten(whole.relaxation).prices
+    if divided:
+        whole.divide(prices)
     for _ in range(100):
         answer = whole.solve(np.inf, 5.0)
         if answer.x is None or not whole.cut(answer.x):
@@ -426,8 +430,26 @@ def test_no_plan_is_faster_than_the_tree_proves_of_its_actions(name: str) -> Non
             search = Search(problem, limit, barrier=rng.random() < 0.5)
             seconds = search.evaluate(action).seconds
             if np.isfinite(seconds):
-                floor = bound_of_actions(problem, limit, action)
-                assert floor <= seconds * (1 + 1e-9)
+                for divided in (False, True):
+                    floor = bound_of_actions(problem, limit, action, divided)
+                    assert floor <= seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize('name', ['heavy', 'skips', 'graph 2'])
+def test_slow_plans_are_not_refused_for_their_actions(name: str) -> None:
+    """A map may be copied, and made again for others before it is back."""
+    problem, rng, seen = problem_of(name), random.Random(name), 0
+    builder = Builder(problem)
+    while seen < 60:
+        maps = tuple(any_entry(rng, builder, storage) for storage in problem.maps)
+        plan = builder.plan(maps, any_style(rng, builder))
+        result = judged(problem, plan)
+        if plan is None or result is None:
+            continue
+        seen += 1
+        for divided in (False, True):
+            floor = bound_of_actions(problem, result[0], actions_of(plan), divided)
+            assert floor <= result[1] * (1 + 1e-9)
 
 
 def test_a_source_that_never_leaves_need_not_be_repeatable() -> None:

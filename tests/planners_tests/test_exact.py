@@ -19,7 +19,12 @@ from chainer_hybridmem.planning.planners import PLANNERS, make_plan
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.planning.records.profile import Link, Profile
 from chainer_hybridmem.planning.records.sharing import share_links
-from chainer_hybridmem.planning.search.bound import bound_of_parts, lower_bound
+from chainer_hybridmem.planning.search.bound import (
+    WholeRelaxation,
+    bound_of_parts,
+    lower_bound,
+    tighten,
+)
 from chainer_hybridmem.planning.search.candidates import Search, least_memory
 from chainer_hybridmem.planning.simulation import Problem, make_problem
 
@@ -103,6 +108,18 @@ def test_the_tree_proves_more_than_the_fractions() -> None:
     assert lower_bound(problem, limit).seconds * 1.02 < plan.lower_bound_seconds
 
 
+@pytest.mark.parametrize('bandwidth', [0.5, 1, 2, 4])
+def test_whole_decisions_by_part_close_a_chain_beside_a_link(bandwidth: float) -> None:
+    """What is copied or made again in one part is so one after the other."""
+    problem = make_problem(toys.chain(8, bandwidth=bandwidth * toys.MIB))
+    limit, _ = least_memory(problem)
+    seconds = make_plan(problem, limit, 'hybrid').predicted_seconds
+    whole = WholeRelaxation(problem, limit)
+    whole.divide(tighten(whole.relaxation).prices)
+    floor = whole.solve(seconds, 20.0).floor
+    assert bound_of_parts(problem, limit) < floor <= seconds <= floor * (1 + 1e-5)
+
+
 def test_whole_maps_prove_what_bytes_do_not() -> None:
     """One of three large maps has to leave, and no link is fast enough for it."""
     profile = library.load_profile('shipped:alexnet-b1920-v100-estimated')
@@ -152,6 +169,18 @@ def test_a_solver_without_an_answer_proves_nothing(
     plan = make_plan(problem, limit, 'exact')
     assert not plan.options['proved']
     assert plan.lower_bound_seconds == bound_of_parts(problem, limit)
+
+
+def test_what_no_wait_allows_is_bounded_by_the_longest_wait() -> None:
+    """Nothing is known of plans that take longer than the model has waits for."""
+    problem = make_problem(toys.chain(6))
+    whole = WholeRelaxation(problem, least_memory(problem)[0] // 2)
+    answer = whole.solve(np.inf, 5.0)
+    while answer.x is not None and whole.cut(answer.x):
+        answer = whole.solve(np.inf, 5.0)
+    model = whole.relaxation.model
+    assert answer.x is None
+    assert answer.floor <= model.base_seconds + model.longest
 
 
 def test_it_finds_what_annealing_has_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ from chainer_hybridmem.planning.simulation.problem import Problem
 
 ENUMERATED = 100_000  # assignments, at most, that are simply all simulated
 TIME_BUDGET = 60.0
+WIDE_GAP = 0.02  # beyond which whole decisions are told apart by part
 
 
 def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) -> Plan:
@@ -114,22 +115,21 @@ class _Run:
                 self.seconds = candidate.seconds
                 self.best = (search, candidate)
 
-    def enumerate(self) -> None:
-        """Simulates all assignments."""
-        for search in self.searches:
-            self.offer(search.find_fastest().action)
-        self.proved = True
-
     def solve(self) -> None:
         """The best assignments that the relaxation knows of, one after the other."""
         deadline = clock() + self.time_budget
         if count_assignments(self.problem) <= ENUMERATED:
-            self.enumerate()
+            for search in self.searches:
+                self.offer(search.find_fastest().action)
+            self.proved = True
         if self.seconds > self.bound_seconds * (1 + 2 * TRUST):
             proven = bound_of_parts(self.problem, self.limit_bytes)
             self.bound_seconds = max(self.bound_seconds, proven)
         relaxation = WholeRelaxation(self.problem, self.limit_bytes)
-        tighten(relaxation.relaxation)
+        bound = tighten(relaxation.relaxation)
+        if self.seconds > self.bound_seconds * (1 + WIDE_GAP):
+            relaxation.divide(bound.prices)
+            tighten(relaxation.relaxation)
         while self.seconds > self.bound_seconds:
             left = deadline - clock()
             if left <= 0:

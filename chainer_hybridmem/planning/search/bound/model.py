@@ -460,11 +460,13 @@ class Model:
                 if self.variables.upper[self.columns.replay + source] == 0:
                     self.variables.upper[self.columns.replay + op] = 0
                 reasons[source].append(self.columns.replay + op)
-        may_be_held = set(a.producer[: self.n_maps][~a.read].tolist())
+        # These may run for other reasons, too: for a map that is swapped itself.
+        others = set(a.producer[: self.n_maps][~a.read].tolist())
+        others |= {op for x, op in self.chains.made if op != a.producer[x]}
         for op in reversed(range(b0)):
             replay = self.columns.replay + op
             asked = {int(self.variables.same_as[column]) for column in reasons[op]}
-            if len(asked) == 1 and op not in may_be_held:
+            if len(asked) == 1 and op not in others:
                 column = asked.pop()
                 self.variables.same_as[replay] = column
                 self.variables.upper[column] = min(

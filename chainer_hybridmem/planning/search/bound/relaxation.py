@@ -259,17 +259,17 @@ class Relaxation:
         self._excess = sum_excess(self.model)
         self.positions: set[int] = set()
         self.pairs: dict[tuple[str, int, int], None] = {}
-        self._segments: Segments | None = None
+        self.segments: Segments | None = None
 
     def divide(self, prices: np.ndarray) -> None:
-        """Adds rows about parts of backward, once; :attr:`Solution.prices` go.
+        """Adds rows about parts of the iteration, once; :attr:`Solution.prices` go.
 
         Args:
             prices: (n,) seconds per byte of each operation's memory.
         """
         divisions = choose_divisions(self.model, prices)
         self.positions.update(divisions)
-        self._segments = Segments(self.model, divisions, self._excess)
+        self.segments = Segments(self.model, divisions, self._excess)
 
     def program(self, extra: list[Row] | None = None) -> Program:
         """The rows there are, those of ``extra`` included, over the columns in use."""
@@ -281,16 +281,16 @@ class Relaxation:
             rows.append(make_row([remade, away], [-1, -1], -float(self._excess[k])))
             rows.append(make_row([away, at.eligible + k], [1, -1], 0))
         stops = {model.problem.arrays.first_backward, model.n}
-        if self._segments is not None:
-            stops |= self._segments.stops
+        if self.segments is not None:
+            stops |= self.segments.stops
         for kind, left, right in self.pairs:
             stops |= {left, right + 1} if kind == 'out' else {left + 1, right + 1}
         order = at.waited + np.array(sorted(stops), np.int64)
         for one, other in itertools.pairwise(order.tolist()):
             rows.append(make_row([one, other], [1, -1], 0))
         rows += [self._pair(*pair) for pair in self.pairs]
-        if self._segments is not None:
-            rows += self._segments.rows
+        if self.segments is not None:
+            rows += self.segments.rows
         equations = [
             *self._sums.remade.between(positions, at.remade),
             *self._sums.eligible.between(positions, at.eligible),

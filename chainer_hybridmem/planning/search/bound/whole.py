@@ -66,6 +66,14 @@ class WholeRelaxation:
         self._is_whole[at.single :] = 1
         self._maps = WholeMaps(self.relaxation) if singles else None
 
+    def divide(self, prices: np.ndarray) -> None:
+        """Tells the parts of the iteration apart, as :meth:`.Relaxation.divide`."""
+        self.relaxation.divide(prices)
+        assert self.relaxation.segments is not None
+        more = self.relaxation.model.columns.end - len(self._is_whole)
+        self._is_whole = np.append(self._is_whole, np.zeros(more))
+        self._is_whole[self.relaxation.segments.whole] = 1
+
     def cut(self, x: np.ndarray) -> bool:
         """Adds rows that a point violates; tells whether there were any."""
         found = self.relaxation.cut(x)
@@ -143,8 +151,8 @@ class WholeRelaxation:
             return Answer(model.base_seconds * (1 - TRUST), None, False)
         # SciPy gives a model that the solver refuses the same status.
         if result.status == 2 and 'nfeasible' in result.message:
-            # Nothing is left that could be faster.
-            return Answer(best_seconds * (1 - TRUST), None, True)
+            # Nothing is left that could be faster, or waits less.
+            return Answer((model.base_seconds + most) * (1 - TRUST), None, True)
         floor = result.mip_dual_bound
         seconds = model.base_seconds
         if floor is not None and math.isfinite(floor):
