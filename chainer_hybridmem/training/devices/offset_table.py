@@ -12,6 +12,8 @@ from chainer_hybridmem.training.devices.values import PlaceFigures
 if TYPE_CHECKING:
     from chainer_hybridmem.planning.layouts.arena import Arena
 
+_NEXT, _STOP = native.NEXT // 8, native.STOP // 8
+
 
 class OffsetTable:
     """Size and offset of each malloc that an arena expects, by operation.
@@ -47,8 +49,11 @@ class OffsetTable:
 
     def seek(self, k: int) -> None:
         """The next mallocs are those of operation k; -1 for none of them."""
-        self._words[native.NEXT // 8] = self._segments[k] if k >= 0 else 0
-        self._words[native.STOP // 8] = self._segments[k + 1] if k >= 0 else 0
+        words, segments = self._words, self._segments
+        if k >= 0:
+            words[_NEXT], words[_STOP] = segments[k], segments[k + 1]
+        else:
+            words[_NEXT] = words[_STOP] = 0
         self.is_sought = k >= 0
 
     def lose_place(self) -> None:

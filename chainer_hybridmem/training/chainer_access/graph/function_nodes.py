@@ -87,23 +87,22 @@ def name_and_arrays(own: Any) -> tuple[str, ...]:
     An object whose ``__dict__`` nobody has asked for does without one, and reads its
     attributes faster. So only functions that seem to have arrays are asked.
     """
-    for held in gc.get_referents(own):
-        # A dictionary may be its own.
-        if roles[type(held)] == ARRAY or type(held) is dict:
-            values = vars(own).items()
-            given = [name for name, value in values if roles[type(value)] == ARRAY]
-            return type(own).__name__, *given
-    return (type(own).__name__,)
+    kinds = set(map(type, gc.get_referents(own)))
+    if dict not in kinds and ARRAY not in map(role_of, kinds):
+        return (type(own).__name__,)
+    values = vars(own).items()  # the dictionary may be its own
+    given = [name for name, value in values if roles[type(value)] == ARRAY]
+    return type(own).__name__, *given
 
 
-ARRAY, SEQUENCE, OTHER = range(3)
+OTHER, ARRAY, SEQUENCE = range(3)
 MOST_ROLES = 1024  # a program may make classes without end
 
 
 class _Roles(dict[type, int]):
     """Whether values of a type are arrays, or may have some in them.
 
-    A look-up is no call: each attribute of each function is looked at.
+    A look-up runs no code of Python's: each attribute of each function is looked at.
     """
 
     def __missing__(self, kind: type) -> int:
@@ -115,6 +114,7 @@ class _Roles(dict[type, int]):
 
 
 roles = _Roles()
+role_of = roles.__getitem__
 
 
 @functools.cache

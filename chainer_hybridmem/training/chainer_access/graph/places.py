@@ -8,6 +8,7 @@ any of its arrays is.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from chainer_hybridmem.training.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     ARRAY,
     FRAMEWORK,
-    OTHER,
+    role_of,
     roles,
     target,
 )
@@ -74,11 +75,12 @@ def attribute_arrays(
 ) -> list[tuple[str, Array]]:
     """Arrays kept as attributes, also inside one list or tuple."""
     found = []
-    for name, value in vars(target(function)).items():
-        role = roles[type(value)]
-        if role == OTHER or name in FRAMEWORK:
+    own = vars(target(function))
+    may_have = map(role_of, map(type, own.values()))  # else it is OTHER
+    for name, value in itertools.compress(own.items(), may_have):
+        if name in FRAMEWORK:
             continue
-        if role == ARRAY:
+        if roles[type(value)] == ARRAY:
             if owns(value):
                 found.append((name, value))
             continue
