@@ -178,6 +178,9 @@ def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:
     if not a.ruled:
         return action
     maps = np.arange(len(action))
+    allowed = a.allowed[maps, np.minimum(action, RECOMPUTE)]
+    if allowed.all() and not len(a.kept_most):
+        return action
     result: np.ndarray = action.copy()
     for choice in _INSTEAD.T:
         forbidden = ~a.allowed[maps, np.minimum(result, RECOMPUTE)]

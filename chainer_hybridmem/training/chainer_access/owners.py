@@ -285,25 +285,28 @@ def permanent_arrays(
         model: Has them.
         rules: Gets the update rule of each parameter that has one.
     """
+    kinds = chainer.get_array_types()
     arrays: list[tuple[Category, Any]] = []
     for _, parameter in parameters_of(model):
-        own = parameter.__dict__  # what is away stays so
-        if own['_data'][0] is not None:
-            arrays.append((Category.PARAMETER, own['_data'][0]))
-        # The public property raises where there is none.
-        if parameter._grad is not None:
-            arrays.append((Category.GRADIENT, parameter._grad))
+        array = parameter.__dict__['_data'][0]  # what is away stays so
+        if array is not None:
+            arrays.append((Category.PARAMETER, array))
+        array = parameter._grad  # the public property raises where there is none
+        if array is not None:
+            arrays.append((Category.GRADIENT, array))
         rule = parameter.update_rule
-        if rule is not None:
-            if rules is not None:
-                rules.append(rule)
-            for state in (rule.__dict__['_state'] or {}).values():
+        if rule is None:
+            continue
+        if rules is not None:
+            rules.append(rule)
+        for state in (rule.__dict__['_state'] or {}).values():
+            if isinstance(state, kinds):
                 arrays.append((Category.OPTIMIZER_STATE, state))
     for link in model.links():
         for name in link._persistent:
-            arrays.append((Category.PARAMETER, link.__dict__.get(name)))
-    kinds = chainer.get_array_types()
-    return [entry for entry in arrays if isinstance(entry[1], kinds)]
+            if isinstance(link.__dict__.get(name), kinds):
+                arrays.append((Category.PARAMETER, link.__dict__[name]))
+    return arrays
 
 
 def named_arrays(model: chainer.Link) -> Iterator[tuple[str, Array]]:

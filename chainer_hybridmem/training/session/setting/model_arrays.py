@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from chainer_hybridmem.planning.records.profile import Category
+from chainer_hybridmem.training.chainer_access.graph import ByOwner
 from chainer_hybridmem.training.chainer_access.owners import (
     Owner,
     StateOwner,
@@ -35,7 +36,7 @@ class ModelArrays:
         self._model = model
         self._device = device
         self._updates_before = 0
-        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by array's id()
+        self._known: ByOwner[int] = ByOwner()  # allocations, by array
         # Update rules as seen last; dead where the program has set up others.
         self._rules: list[weakref.ref[Any]] = []
 
@@ -75,17 +76,17 @@ class ModelArrays:
         Most arrays of a model are the same in each iteration, and keep their memory.
         """
         identify, owns = self._device.arrays.allocation_id, self._device.arrays.owns
-        former, self._known = self._known, {}
+        known = self._known.by_id
         found: dict[int, T] = {}
         for what, array in arrays:
-            entry = former.get(id(array))
-            if entry is None or entry[0]() is not array:
-                if not owns(array):
-                    continue
-                entry = weakref.ref(array), identify(array)
-            if entry[1]:  # else it may be counted later
-                self._known[id(array)] = entry
-            found[entry[1]] = what
+            entry = known.get(id(array))
+            if entry is not None and entry() is array:
+                found[entry.value] = what
+            elif owns(array):
+                allocation = identify(array)
+                found[allocation] = what
+                if allocation and what is not Category.GRADIENT:  # which is new soon
+                    self._known[array] = allocation  # else it may be counted later
         return found
 
     def find_states(self) -> list[Owner]:
