@@ -19,7 +19,7 @@ from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.training.recompute import drawing
 
 HOST, GPU = '@numpy', '@cupy:0'
-ITERATIONS = 2  # under each planner
+ITERATIONS = 3  # under each planner
 OPTIONS = {  # it is execution that is tried here, not the search
     'exact': {'time_budget': 0.2},
     'hybrid': {'steps': 1000},
