@@ -32,6 +32,7 @@ from chainer_hybridmem.planning.planners.planner import Planner
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.search.bound import (
     TRUST,
+    WIDE_GAP,
     WholeRelaxation,
     bound_of_parts,
     lower_bound,
@@ -48,7 +49,6 @@ from chainer_hybridmem.planning.simulation.problem import Problem
 
 ENUMERATED = 100_000  # assignments, at most, that are simply all simulated
 TIME_BUDGET = 60.0
-WIDE_GAP = 0.02  # beyond which whole decisions are told apart by part
 
 
 def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) -> Plan:

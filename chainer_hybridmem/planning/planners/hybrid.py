@@ -61,6 +61,7 @@ from chainer_hybridmem.planning.search.annealing import (
 )
 from chainer_hybridmem.planning.search.bound import (
     TRUST,
+    WIDE_GAP,
     Bound,
     WholeRelaxation,
     bound_of_parts,
@@ -103,7 +104,6 @@ REFINING_SHARE = 0.14
 REFINING_WARMTH = 0.2  # their first temperature, of what is above the bound
 LATE_SHARE = 0.28  # of the steps, on top of these
 LATE_GAP = 0.01  # up to which plans that copy do not gain by it
-WIDE_GAP = 0.02  # beyond which parts of an iteration are told apart to prove more
 LEAST_FOR_PARTS = 5.0  # seconds of a time budget, which that goes beyond
 LATE_TIME = 0.5  # of the time, if it is limited
 # Many short rounds find more than few long ones.

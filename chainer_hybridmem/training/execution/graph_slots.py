@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from chainer_hybridmem.planning.records.profile import Slot, SlotKind
-from chainer_hybridmem.training.chainer_access.graph import NodeRef, SlotRef
+from chainer_hybridmem.training.chainer_access.graph import SlotRef
 from chainer_hybridmem.training.devices.bits import fingerprint
 from chainer_hybridmem.training.devices.protocol import Array, Device, Root, View
 
@@ -46,19 +46,12 @@ class GraphSlots:
         references (list of SlotRef): These; those of earlier iterations come first.
     """
 
-    __slots__ = ('_device', '_has_own', '_older', 'references')
+    __slots__ = ('_device', '_older', 'references')
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._older = 0  # references that earlier iterations have made
-        self._has_own = False  # whether a function has ever had one as an attribute
         self.references: list[SlotRef] = []
-
-    def add(self, reference: SlotRef) -> None:
-        """Adds a reference that the graph has just made."""
-        self.references.append(reference)
-        if type(reference) is not NodeRef:
-            self._has_own = True
 
     def __iter__(self) -> Iterator[SlotRef]:
         return iter(self.references)
@@ -72,8 +65,6 @@ class GraphSlots:
 
     def forget_replaced(self) -> None:
         """Forgets the attributes to which their functions have given other arrays."""
-        if not self._has_own:
-            return
         references = self.references
         replaced = [reference for reference in references if reference.replaced()]
         if replaced:
@@ -96,9 +87,7 @@ class GraphSlots:
 
     def has_attribute(self) -> bool:
         """Whether a function keeps the array as an attribute."""
-        return self._has_own and any(
-            r.slot.kind is SlotKind.ATTRIBUTE for r in self.references
-        )
+        return any(r.slot.kind is SlotKind.ATTRIBUTE for r in self.references)
 
     def belong_to(self, owner: Any, keys: Collection[str]) -> bool:
         """Whether an owner has the array in these attributes, else as a node."""
@@ -116,7 +105,7 @@ class GraphSlots:
 
     def are_replaced(self) -> bool:
         """Whether a Variable has got another array since."""
-        return any(type(r) is NodeRef and r.replaced() for r in self.references)
+        return any(r.node and r.replaced() for r in self.references)
 
     def is_exclusive(self) -> bool:
         """Whether only the graph has the memory; False where that is not certain."""

@@ -230,7 +230,7 @@ class LiveMap:
 
     def add(self, reference: SlotRef) -> None:
         """Adds a reference that the graph has just made: the array may have changed."""
-        self.slots.add(reference)
+        self.slots.references.append(reference)
         self.host.valid = False
 
     def renew(self, root: Root) -> None:

@@ -269,8 +269,7 @@ class LiveMaps:
             reference = graph.refer(slot, owner, view, self._bring_back)
             live.add(reference)
             live.uses.add(serial)
-            if self._outliving:
-                self._expect_use(live, slot)
+            self._expect_use(live, slot)
             if type(reference) is graph.NodeRef:
                 reference.content.known = live
             if live not in maps:

@@ -11,10 +11,12 @@ from chainer_hybridmem.planning.search.bound.proof import (
 from chainer_hybridmem.planning.search.bound.relaxation import Relaxation
 from chainer_hybridmem.planning.search.bound.reversal import find_passes
 from chainer_hybridmem.planning.search.bound.schedules import bound_of_schedules
+from chainer_hybridmem.planning.search.bound.segments import WIDE_GAP
 from chainer_hybridmem.planning.search.bound.whole import TRUST, WholeRelaxation
 
 __all__ = [
     'TRUST',
+    'WIDE_GAP',
     'Bound',
     'Relaxation',
     'WholeRelaxation',

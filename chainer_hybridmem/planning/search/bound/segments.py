@@ -21,6 +21,7 @@ from chainer_hybridmem.planning.search.bound.model import (
 )
 from chainer_hybridmem.planning.simulation.work import SWAP
 
+WIDE_GAP = 0.02  # of a plan above its bound, beyond which parts are told apart
 TIGHTEST = 16  # operations of backward with the least free memory
 FULLEST = 8  # operations of forward with most that cannot have left
 DEAREST = 4  # and those of it whose memory the linear program pays most for
@@ -285,35 +286,29 @@ class Segments:
                 if made is not None:
                     terms.append((made, -1.0))
                 is_map = item < self._model.n_maps
-                self._add(terms + self._missing(item, part) * is_map, float(is_map))
+                self._add(terms + self._missing(item, part), float(is_map))
 
     def _may_be_used(self, item: int, part: int) -> bool:
         """Whether an item is a map that may be there for longer than it is needed."""
-        is_map = item < self._model.n_maps
-        first = self._firsts[part]
-        return (
-            is_map
-            and bool(self._arrays.first_use[item] < first)
-            and (part > self._backward)
-        )
+        if item >= self._model.n_maps or part == self._backward:
+            return False
+        return bool(self._arrays.first_use[item] < self._firsts[part])
 
-    def _missing(self, item: int, part: int) -> list[tuple[int, float]]:
+    def _missing(self, m: int, part: int) -> list[tuple[int, float]]:
         """1 less these: a map that is not made in a part may be there; none of others.
 
         It is if it is kept, not yet released, back by the end of the part, or if it was
         made again before.
         """
-        at, m = self._model.columns, item
         if m >= self._model.n_maps:
             return []
+        at = self._model.columns
         terms = [(at.recompute + m, 1.0)]
         if (m, part) in self._back:
             terms += [(at.swap + m, 1.0), (self._back[m, part], -1.0)]
         lates = at.late, at.late + self._model.n_maps
-        known = part > self._backward
-        known = known and bool(
-            self._divisions[part - 1] >= self._arrays.release_from[m]
-        )
+        before = self._divisions[part - 1]
+        known = part > self._backward and before >= self._arrays.release_from[m]
         for held, late in zip(self._held, lates, strict=True):
             column = held.get((m, part - 1)) if known else late + m
             if column is not None:

@@ -41,7 +41,7 @@ from chainer_hybridmem.training.chainer_access.graph.places import (
 )
 
 
-def ask(bring_back: BringBack | None, owner: Any, *names: str) -> None:
+def have_restored(bring_back: BringBack | None, owner: Any, *names: str) -> None:
     """Has attributes of a function restored, or what a node retains."""
     restore = None if bring_back is None else bring_back()
     if restore is not None:
@@ -67,7 +67,7 @@ def _bring_back(owner: Any, name: str) -> None:
     Raises:
         SessionError: If the session that took the array away is no more.
     """
-    ask(find_restorer(owner), owner, name)
+    have_restored(find_restorer(owner), owner, name)
     if is_attribute_away(owner, name):
         refuse_read(type(owner).__name__)
 

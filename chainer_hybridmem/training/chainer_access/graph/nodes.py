@@ -17,7 +17,7 @@ from chainer.variable import VariableNode
 
 from chainer_hybridmem.training.chainer_access.graph.by_owner import Entries, Entry
 from chainer_hybridmem.training.chainer_access.graph.doors import (
-    ask,
+    have_restored,
     is_loop,
     refuse_read,
 )
@@ -87,7 +87,7 @@ def _read_node(node: Any) -> Array | None:
     """``VariableNode.data``."""
     if node._data is None and is_node_away(node) and not is_loop(sys._getframe(1)):
         content = _contents.find(node)
-        ask(None if content is None else content.bring_back, node)
+        have_restored(None if content is None else content.bring_back, node)
         if is_node_away(node):
             refuse_read('a variable')
     return node._data

@@ -46,31 +46,59 @@ Found = tuple[SlotKind, int | str, Any, Array]  # kind and key of a slot, owner,
 _RETAINED = '_retained_output_data'
 
 
-class NodeRef:
-    """A live slot: what a variable node retains.
+class _Ref:
+    """A live slot: its owner (weakly), and how the array looks at its storage.
 
     Attributes:
-        owner (weakref): The node; dead once it is in no graph any more.
+        owner (weakref): A node or a function; dead once it is in no graph any more.
         slot (Slot): Its name in the profile.
         view (View): Layout of the array in its allocation.
+    """
+
+    __slots__ = 'owner', 'slot', 'view'
+
+    def __init__(self, slot: Slot, owner: Any, view: View) -> None:
+        self.slot = slot
+        self.view = view
+        self.owner = weakref.ref(owner)
+
+    @property
+    def node(self) -> Any:
+        """The variable node, if it is one and still alive."""
+        return None
+
+    @property
+    def function(self) -> Any:
+        """The function node whose own slot it is, if there is one and it is alive."""
+        return None
+
+    def shared(self) -> bool:
+        """Whether others have the list or tuple that the array is in."""
+        return False
+
+    def held(self) -> bool:
+        """Whether a live Variable has the array, too."""
+        return False
+
+
+class NodeRef(_Ref):
+    """What a variable node retains.
+
+    Attributes:
         content (Content): Of the node.
     """
 
-    __slots__ = 'content', 'owner', 'slot', 'view'
-    function = None  # it is a node's
+    __slots__ = ('content',)
 
     def __init__(
         self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
     ) -> None:
-        self.slot = slot
-        self.view = view
-        self.owner = weakref.ref(owner)
+        super().__init__(slot, owner, view)
         self.content: Content = find_content(owner)
         self.content.bring_back = bring_back
 
     @property
     def node(self) -> Any:
-        """The variable node, if it is still alive."""
         return self.owner()
 
     @property
@@ -98,40 +126,29 @@ class NodeRef:
         node = self.owner()
         return node is not None and self.content.is_replaced(node)
 
-    def shared(self) -> bool:
-        """Whether others have the list or tuple that the array is in."""
-        return False
-
     def is_of(self, owner: Any, names: Collection[str]) -> bool:
         """Whether it is in one of the owner's attributes, or what a node retains."""
         return not names and self.owner() is owner
 
     def held(self) -> bool:
-        """Whether a live Variable has the array, too."""
         node = self.owner()
         variable = None if node is None else node.get_variable_or_none()
         return variable is not None and variable._data[0] is not None
 
 
-class AttributeRef:
-    """A live slot: what a function keeps as an attribute; as :class:`NodeRef`.
+class AttributeRef(_Ref):
+    """What a function keeps as an attribute; methods as of :class:`NodeRef`.
 
     Attributes:
-        owner (weakref): The function, or the old-style function that it wraps.
-        slot (Slot): Its name in the profile.
-        view (View): Layout of the array in its allocation.
         attribute (str): Where the function has it, ``'name'`` or ``'name.index'``.
     """
 
-    __slots__ = '_array', '_bring_back', 'attribute', 'owner', 'slot', 'view'
-    node = None  # it is a function's
+    __slots__ = '_array', '_bring_back', 'attribute'
 
     def __init__(
         self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
     ) -> None:
-        self.slot = slot
-        self.view = view
-        self.owner = weakref.ref(owner)
+        super().__init__(slot, owner, view)
         self._bring_back = bring_back
         self.attribute = str(slot.key)
         if slot.kind is SlotKind.RETAINED:
@@ -143,7 +160,6 @@ class AttributeRef:
 
     @property
     def function(self) -> Any:
-        """The function node whose own slot it is, if there is one and it is alive."""
         owner = self.owner()
         return None if owner is None else function_of(owner)
 
@@ -190,9 +206,6 @@ class AttributeRef:
 
     def is_of(self, owner: Any, names: Collection[str]) -> bool:
         return self.owner() is owner and self.attribute.partition('.')[0] in names
-
-    def held(self) -> bool:
-        return False
 
 
 SlotRef = NodeRef | AttributeRef
