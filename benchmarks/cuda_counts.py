@@ -17,7 +17,9 @@ import argparse
 import gc
 import os
 import statistics
+import sys
 import time
+import types
 from typing import Any
 
 import chainer_hybridmem as hybridmem
@@ -59,13 +61,36 @@ class Counted:
         self.rows.append(row)
         return row
 
+    def count_bytecodes(self) -> int:
+        """Bytecodes of Python in one more step: the same on however busy a machine."""
+        count = 0
 
-def plain(arch: str, batchsize: int) -> list[dict[str, Any]]:
-    """Steps without a session; the first one makes kernels and optimizer states."""
+        def see(frame: types.FrameType, event: str, argument: Any) -> Any:
+            nonlocal count
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            count += event == 'opcode'
+            return see
+
+        former = sys.gettrace()
+        sys.settrace(see)
+        try:
+            self.step('traced')
+        finally:
+            sys.settrace(former)
+        del self.rows[-1]  # its time is that of the tracer
+        return count
+
+
+def plain(arch: str, batchsize: int) -> tuple[list[dict[str, Any]], int]:
+    """Steps without a session; the first one makes kernels and optimizer states.
+
+    Returns:
+        The others, and the bytecodes of one more.
+    """
     counted = Counted(arch, batchsize)
     for _ in range(2 + PLAIN):
         counted.step('plain')
-    return counted.rows[2:]
+    return counted.rows[2:], counted.count_bytecodes()
 
 
 def session(arch: str, batchsize: int, limit: int, planner: str) -> dict[str, Any]:
@@ -76,11 +101,13 @@ def session(arch: str, batchsize: int, limit: int, planner: str) -> dict[str, An
             counted.step(run.statistics()['state'])
         for _ in range(GUIDED):
             counted.step('guided')
+        bytecodes = counted.count_bytecodes()
         figures = run.statistics()
     names = ('keep', 'swap', 'recompute', 'footprint_bytes', 'warm_up_iterations')
     return {
         'planner': planner,
         'rows': counted.rows,
+        'bytecodes': bytecodes,
         'figures': {name: figures.get(name) for name in names},
     }
 
@@ -97,7 +124,7 @@ def main(options: argparse.Namespace) -> int:
     if 'EMU_LIBRARY' not in os.environ or os.environ.get('EMU_IDLE') != '1':
         raise SystemExit('counts need the emulator and EMU_IDLE=1; see the first lines')
     limit = parse_bytes(options.memory_limit)
-    rows = plain(options.arch, options.batchsize)
+    rows, bytecodes = plain(options.arch, options.batchsize)
     body: dict[str, Any] = {'network': f'{options.arch} b{options.batchsize}'}
     body |= {'limit_bytes': limit, 'plain': rows, 'sessions': []}
     seconds = statistics.median(row['issuing_seconds'] for row in rows)
@@ -113,7 +140,11 @@ def main(options: argparse.Namespace) -> int:
         found['until_guided_over_plain'] = (
             sum(r['issuing_seconds'] for r in before) / seconds
         )
-        print(planner, found['figures'])
+        found['bytecodes_over_plain'] = found.pop('bytecodes') / bytecodes
+        print(
+            f'{planner} {found["figures"]}: {found["bytecodes_over_plain"]:.3f} times '
+            f'the bytecodes of a plain step'
+        )
     print(show(body))
     common.save('cuda_counts', body)
     return 0
