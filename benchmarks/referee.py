@@ -146,7 +146,7 @@ def print_counts() -> None:
     from benchmarks import cuda_counts
 
     network, limit_bytes = ('resnet50', 64), 4 << 30
-    rows = {'plain': cuda_counts.plain(*network)[0][-1]}
+    rows = {'plain': cuda_counts.Plain(*network).step()}
     for planner in ('swap-all', 'superneurons'):
         found = cuda_counts.session(*network, limit_bytes, planner)
         rows[f'guided by {planner}'] = found['rows'][-1]

@@ -187,7 +187,7 @@ class PersistentOwner(EntryOwner):
 _seen: ByOwner[dict[str, weakref.ref[chainer.Parameter]]] = ByOwner()  # by model
 
 
-def parameters_of(model: chainer.Link) -> Iterator[tuple[str, chainer.Parameter]]:
+def parameters_of(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
     """Every parameter by path, also where another variable stands in for it now.
 
     See [replaced parameters]; those that are not initialized are among them.
@@ -195,15 +195,20 @@ def parameters_of(model: chainer.Link) -> Iterator[tuple[str, chainer.Parameter]
     seen = _seen.get(model)
     if seen is None:
         seen = _seen[model] = {}
-    for path, found in model.namedparams():
-        known = seen.get(path)
-        last = None if known is None else known()
-        if isinstance(found, chainer.Parameter):
-            if found is not last:
-                seen[path] = weakref.ref(found)
-            yield path, found
-        elif last is not None:
-            yield path, last
+    named = list(model.namedparams())
+    kinds = {type(variable) for _, variable in named}
+    if not all(issubclass(kind, chainer.Parameter) for kind in kinds):
+        last = {path: reference() for path, reference in seen.items()}
+        is_parameter = {kind: issubclass(kind, chainer.Parameter) for kind in kinds}
+        found = [
+            (path, one if is_parameter[type(one)] else last.get(path))
+            for path, one in named
+        ]
+        named = [
+            (path, parameter) for path, parameter in found if parameter is not None
+        ]
+    seen.update({path: weakref.ref(parameter) for path, parameter in named})
+    return named
 
 
 def owners_of(model: chainer.Link) -> Iterator[Owner]:
@@ -286,27 +291,24 @@ def permanent_arrays(
         rules: Gets the update rule of each parameter that has one.
     """
     kinds = chainer.get_array_types()
-    arrays: list[tuple[Category, Any]] = []
-    for _, parameter in parameters_of(model):
-        array = parameter.__dict__['_data'][0]  # what is away stays so
-        if array is not None:
-            arrays.append((Category.PARAMETER, array))
-        array = parameter._grad  # the public property raises where there is none
-        if array is not None:
-            arrays.append((Category.GRADIENT, array))
-        rule = parameter.update_rule
-        if rule is None:
-            continue
-        if rules is not None:
-            rules.append(rule)
-        for state in (rule.__dict__['_state'] or {}).values():
-            if isinstance(state, kinds):
-                arrays.append((Category.OPTIMIZER_STATE, state))
+    parameters = [parameter for _, parameter in parameters_of(model)]
+    found = [rule for p in parameters if (rule := p.update_rule) is not None]
+    if rules is not None:
+        rules += found
+    arrays = [p.__dict__['_data'][0] for p in parameters]  # what is away stays so
     for link in model.links():
-        for name in link._persistent:
-            if isinstance(link.__dict__.get(name), kinds):
-                arrays.append((Category.PARAMETER, link.__dict__[name]))
-    return arrays
+        if link._persistent:
+            own = link.__dict__
+            values = [own.get(name) for name in link._persistent]
+            arrays += [value for value in values if isinstance(value, kinds)]
+    # The public property raises where there is none.
+    gradients = [parameter._grad for parameter in parameters]
+    states = [state for rule in found for state in _states_of(rule).values()]
+    return [
+        *((Category.PARAMETER, array) for array in arrays if array is not None),
+        *((Category.GRADIENT, array) for array in gradients if array is not None),
+        *((Category.OPTIMIZER_STATE, s) for s in states if isinstance(s, kinds)),
+    ]
 
 
 def named_arrays(model: chainer.Link) -> Iterator[tuple[str, Array]]:

@@ -12,7 +12,7 @@ from chainer_hybridmem.training.devices.values import PlaceFigures
 if TYPE_CHECKING:
     from chainer_hybridmem.planning.layouts.arena import Arena
 
-_NEXT, _STOP = native.NEXT // 8, native.STOP // 8
+_RANGE = slice(native.NEXT // 8, native.STOP // 8 + 1)
 
 
 class OffsetTable:
@@ -30,7 +30,7 @@ class OffsetTable:
         fields = ctypes.c_int64 * (native.TABLE_BYTES // 8)
         self._words = fields.from_address(address)
         self._arena: Arena | None = None
-        self._segments: tuple[int, ...] = ()
+        self._ranges: list[list[Any]] = [[0, 0]]  # of entries; the last is empty
         self._entries: Any = None  # keeps their memory
         self.is_sought = False
 
@@ -39,7 +39,7 @@ class OffsetTable:
         if arena is self._arena:
             return False
         self._arena = arena
-        self._segments = arena.segments
+        self._ranges = [*map(list, itertools.pairwise(arena.segments)), [0, 0]]
         self._entries = (ctypes.c_int64 * max(1, 2 * len(arena.entries)))(
             *itertools.chain.from_iterable(arena.entries)
         )
@@ -49,11 +49,7 @@ class OffsetTable:
 
     def seek(self, k: int) -> None:
         """The next mallocs are those of operation k; -1 for none of them."""
-        words, segments = self._words, self._segments
-        if k >= 0:
-            words[_NEXT], words[_STOP] = segments[k], segments[k + 1]
-        else:
-            words[_NEXT] = words[_STOP] = 0
+        self._words[_RANGE] = self._ranges[k]
         self.is_sought = k >= 0
 
     def lose_place(self) -> None:

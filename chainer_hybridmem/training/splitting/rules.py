@@ -318,6 +318,8 @@ _RULES: dict[type, Rule] = {
 }
 KINDS = frozenset(_RULES)  # classes that have a rule
 GPU_KINDS = frozenset(kind for kind in KINDS if _RULES[kind].on_gpu)
+# Those whose forward leaves something that :func:`state` saves.
+STATEFUL = frozenset(k for k in KINDS if _RULES[k].reads or _RULES[k].makes)
 _WINDOWS = {
     convolution_2d.Convolution2DFunction: convolve,
     convolution_2d.Convolution2DGradW: weight_gradient,

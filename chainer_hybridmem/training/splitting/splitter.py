@@ -84,15 +84,16 @@ def _make_forward(plain: Forward) -> Forward:
         kind = type(function)
         k, index = splitter.place
         splitter.place = k, index + 1
-        place = k, index, kind.__name__
         if own_code.find_foreign(kind):  # which parts would call more often
             return plain(function, inputs)
         expects = splitter.known or splitter.resting or splitter.trials is not None
         if expects:
+            place = k, index, kind.__name__
             in_parts = splitter.run_expected(function, inputs, place)
             if in_parts is not None:
                 return in_parts
-        memory, restore = splitter.memory, rules.state(function, whole=True)
+        restore = rules.state(function, whole=True) if kind in rules.STATEFUL else None
+        memory = splitter.memory
         former, memory.trying = memory.trying, True
         try:
             outputs = plain(function, inputs)
@@ -106,7 +107,9 @@ def _make_forward(plain: Forward) -> Forward:
             return outputs
         finally:
             memory.trying = former
-        restore()
+        if restore is not None:
+            restore()
+        place = k, index, kind.__name__
         return splitter.run_after_failure(function, inputs, place, failure)
 
     return forward

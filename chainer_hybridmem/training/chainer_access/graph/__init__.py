@@ -23,6 +23,7 @@ from chainer_hybridmem.training.chainer_access.graph.doors import (
     BACKWARD_LOOP,
     backward_runs,
     class_values,
+    find_running_link,
     frame_of,
     kind_of,
 )
@@ -86,6 +87,7 @@ __all__ = [
     'communicates',
     'find_known_content',
     'find_slots',
+    'find_running_link',
     'frame_of',
     'function_name',
     'function_of',

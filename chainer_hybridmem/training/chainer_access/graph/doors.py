@@ -249,3 +249,12 @@ def frame_of(function: Any, frame: types.FrameType | None) -> types.FrameType | 
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame
+
+
+def find_running_link() -> chainer.Link | None:
+    """The innermost link whose call is under way in this thread."""
+    frame = frame_of(_call_link, sys._getframe(1))
+    return None if frame is None else frame.f_locals.get('self')
+
+
+_call_link = chainer.Link.__call__

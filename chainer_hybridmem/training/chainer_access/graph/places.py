@@ -76,17 +76,18 @@ def attribute_arrays(
     """Arrays kept as attributes, also inside one list or tuple."""
     found = []
     own = vars(target(function))
-    may_have = map(role_of, map(type, own.values()))  # else it is OTHER
-    for name, value in itertools.compress(own.items(), may_have):
-        if name in FRAMEWORK:
-            continue
+    names = list(itertools.filterfalse(FRAMEWORK.__contains__, own))
+    values = list(map(own.__getitem__, names))
+    pairs = zip(names, values, strict=True)
+    may_have = map(role_of, map(type, values))  # else it is OTHER
+    for name, value in itertools.compress(pairs, may_have):
         if roles[type(value)] == ARRAY:
             if owns(value):
                 found.append((name, value))
-            continue
-        for index, element in enumerate(value):
-            if roles[type(element)] == ARRAY and owns(element):
-                found.append((f'{name}.{index}', element))
+        elif ARRAY in map(role_of, map(type, value)):
+            for index, element in enumerate(value):
+                if roles[type(element)] == ARRAY and owns(element):
+                    found.append((f'{name}.{index}', element))
     return found
 
 
@@ -99,15 +100,17 @@ def read_attribute(owner: Any, key: str) -> Any:
 
 def find_attribute(owner: Any, key: str) -> Any:
     """The array behind a key; None if it is away."""
+    own = vars(owner)
     if '.' not in key:
-        return vars(owner).get(key)
+        return own.get(key)
     name, _, index = key.partition('.')
-    value = vars(owner).get(name)
-    elements = None if name in vars(owner) else _away_of(owner).get(name)
-    if elements is not None:
-        value = elements.values
-    values = value if isinstance(value, (list, tuple)) else ()
-    return values[int(index)] if int(index) < len(values) else None
+    values = own.get(name)
+    if name not in own:
+        elements = _away_of(owner).get(name)
+        values = None if elements is None else elements.values
+    i = int(index)
+    has_it = isinstance(values, (list, tuple)) and i < len(values)
+    return values[i] if has_it else None
 
 
 def put_attribute(owner: Any, key: str, array: Array) -> None:

@@ -65,7 +65,7 @@ class Iteration:
         quiet (bool): Whether functions are noted and nothing else; see
             loop, [quiet iterations].
         position (int): Operations that have begun.
-        named (tuple of str): The last one: a path and its name, or what is said of it.
+        named (str): Name of the function of the last one.
         last (tuple or None): Number and weak reference of a forward function that
             completes at the next hook.
         newest (weak reference or None): To the forward function that has begun last,
@@ -126,7 +126,7 @@ class Iteration:
         self.following = Following()
         self.started = self.quiet = False
         self.position = 0
-        self.named = '', 'no operation yet'
+        self.named = 'no operation yet'
         self.last: tuple[int, weakref.ref[Any]] | None = None
         self.newest: weakref.ref[Any] | None = None
         self.depth = 0
@@ -239,12 +239,6 @@ class Iteration:
             for nbytes, live in found
             if live is None or not live.slots.are_alive()
         )
-
-    @property
-    def label(self) -> str:
-        """Of the operation that has begun last."""
-        path, name = self.named
-        return path + name
 
     def wait_for(self, k: int, function: Any) -> None:
         """Forward operation k, or NESTED, completes at the next hook."""

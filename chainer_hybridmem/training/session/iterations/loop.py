@@ -28,7 +28,6 @@ Note: [asked for later]
 from __future__ import annotations
 
 import operator
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -68,45 +67,6 @@ from chainer_hybridmem.training.session.setting.session_thread import ThreadGuar
 _ignore: Any = operator.is_  # takes two, does nothing, and is no function of Python's
 KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
 GUARDED = 16  # one function in so many refuses a backward in another thread
-
-
-class LinkPath(chainer.LinkHook):
-    """Follows which link of a model runs.
-
-    Args:
-        model (Link): Its links have names.
-
-    Attributes:
-        path (str): Of that link, with a slash at its end.
-    """
-
-    name = 'hybridmem-path'
-
-    def __init__(self, model: chainer.Link) -> None:
-        self._paths = {id(link): name for name, link in model.namedlinks()}
-        self._outer: list[tuple[weakref.ref[Any], str]] = []  # calls under way
-        self.path = '/'
-
-    def forward_preprocess(self, args: Any) -> None:
-        """Before a link is called."""
-        if self._outer and not graph.frame_of(chainer.Link.__call__, sys._getframe(2)):
-            self._break_off(self._outer[0][0])  # the program has kept an error
-        name = self._paths.get(id(args.link), args.link.name or '')
-        self._outer.append((weakref.ref(args, self._break_off), self.path))
-        self.path = name if name == '/' else f'{name}/'
-
-    def forward_postprocess(self, args: Any) -> None:
-        """After a link has been called."""
-        if self._outer:
-            _, self.path = self._outer.pop()
-
-    def _break_off(self, call: weakref.ref[Any]) -> None:
-        """A link has raised: with its call, what Chainer gave to hooks is gone."""
-        calls = [reference for reference, _ in self._outer]
-        if call in calls:
-            k = calls.index(call)
-            self.path = self._outer[k][1]
-            del self._outer[k:]
 
 
 class Loop(chainer.FunctionHook):
@@ -156,7 +116,7 @@ class Loop(chainer.FunctionHook):
         self._learning = learning
         self._overrun = overrun
         self._guard = guard
-        self._path = LinkPath(model)
+        self._paths = {id(link): path for path, link in model.namedlinks()}
         self._ledger = runtime.executor.ledger
         self._meet: Callable[[type], None] | None = None
         self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
@@ -166,7 +126,7 @@ class Loop(chainer.FunctionHook):
         self._splitter.ask_for_labels(self._find_label)
 
     def enter(self, meet: Callable[[type], None] | None) -> None:
-        """Hooks into functions, links and sums of gradients, in this thread.
+        """Hooks into functions and sums of gradients, in this thread.
 
         Args:
             meet: Called with the class of each forward function that is not quiet.
@@ -174,7 +134,6 @@ class Loop(chainer.FunctionHook):
         self._settings = graph.settings()
         self._meet = meet
         self.__enter__()
-        self._path.__enter__()
         self._splitter.__enter__()
 
     def leave(self, hooked: bool = True) -> None:
@@ -186,7 +145,6 @@ class Loop(chainer.FunctionHook):
         self.forward_postprocess = _ignore  # no reference to itself is left
         self._splitter.__exit__()
         if hooked:
-            self._path.__exit__(None, None, None)
             self.__exit__(None, None, None)
 
     # -- Chainer's hooks: one way through an iteration --------------------------
@@ -258,10 +216,10 @@ class Loop(chainer.FunctionHook):
     ) -> None:
         """Forward operation k is about to run, of an iteration that is not quiet."""
         iteration.newest = None
-        iteration.named = self._path.path, key[0]
+        iteration.named = key[0]
         self._start_operation(iteration, k, key)
         if self._rules.active:
-            self._rules.note(function, iteration.label, k)
+            self._rules.note(function, self._find_label(), k)
         executor, recorder = self._executor, self._instruments.recorder
         is_idle = executor.before_forward(k, function)
         self._ledger.forwards[id(function)] = k
@@ -276,7 +234,7 @@ class Loop(chainer.FunctionHook):
             self._meet(type(graph.target(function)))
         if recorder is not None:
             specs = tuple(spec_of(x) for x in in_data)
-            recorder.forward_starts(iteration.label, function, specs, in_data)
+            recorder.forward_starts(self._find_label(), function, specs, in_data)
         if self._instruments.active:
             self._instruments.leave(starts_operation=True)
 
@@ -336,13 +294,12 @@ class Loop(chainer.FunctionHook):
         forward = self._ledger.forwards.get(id(function), -1)
         if forward < 0:
             forward = self._find_other_forward(iteration, function)
-        name = graph.function_name(function)
-        iteration.named = 'backward of ', name
+        name = iteration.named = graph.function_name(function)
         key = BACKWARD, (forward if forward >= 0 else name)
         self._start_operation(iteration, k, key)
         self._executor.before_backward(k, function)
         if instruments.recorder is not None:
-            label = instruments.recorder.label_of(forward, iteration.label)
+            label = instruments.recorder.label_of(forward, self._find_label())
             instruments.recorder.backward_starts(label, function, forward)
         if instruments.active:
             instruments.leave(starts_operation=True)
@@ -422,18 +379,27 @@ class Loop(chainer.FunctionHook):
             self._find_other_forward(iteration, function)
         executor.before_backward(k, function)
 
-    def _name_quiet_operation(self, iteration: Iteration) -> None:
-        """Names the operation under way, as is done for others where they begin."""
+    def _name_quiet_operation(self) -> str:
+        """Name of the function under way; those of others are noted as they begin."""
         function = self._ledger.find_current()
-        name = 'a function' if function is None else graph.function_name(function)
-        path = 'backward of ' if self._ledger.running else self._path.path
-        iteration.named = path, name
+        return 'a function' if function is None else graph.function_name(function)
 
     def _find_label(self) -> str:
-        """The label of the operation under way."""
-        if self.iteration.quiet:
-            self._name_quiet_operation(self.iteration)
-        return self.iteration.label
+        """The label of the operation under way: where it is, and its function."""
+        iteration = self.iteration
+        if iteration.quiet:
+            name, goes_back = self._name_quiet_operation(), bool(self._ledger.running)
+        else:
+            name, goes_back = iteration.named, iteration.backward_seen
+        return f'backward of {name}' if goes_back else self._find_path() + name
+
+    def _find_path(self) -> str:
+        """Path of the link that runs, with a slash at its end."""
+        link = graph.find_running_link()
+        if link is None:
+            return '/'
+        path = self._paths.get(id(link), link.name or '')
+        return path if path == '/' else f'{path}/'
 
     # -- a beginning ----------------------------------------------------------
     def _begin_another(
@@ -729,7 +695,7 @@ class Loop(chainer.FunctionHook):
         """All that has run so far is known from now on, and what follows, too."""
         if iteration.quiet:
             self._begin_to_know(iteration)
-            self._name_quiet_operation(iteration)
+            iteration.named = self._name_quiet_operation()
             iteration.stop_quiet()
             self._executor.know_older(self._ledger.older)
             self._splitter.place = iteration.position - 1, 0

@@ -80,7 +80,7 @@ class ModelArrays:
         found: dict[int, T] = {}
         for what, array in arrays:
             entry = known.get(id(array))
-            if entry is not None and entry() is array:
+            if entry is not None:
                 found[entry.value] = what
             elif owns(array):
                 allocation = identify(array)
