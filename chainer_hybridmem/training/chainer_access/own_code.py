@@ -24,7 +24,7 @@ import os
 import sysconfig
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
@@ -329,43 +329,45 @@ def _describe(name: str, function: types.FunctionType) -> str:
     return f'{name} is from {file}, line {code.co_firstlineno}'
 
 
-class _Answers:
-    """Answers for classes, as long as everything is where it was."""
+class _Answers(dict[type, str]):
+    """Answers for classes, in one iteration; they hold while everything is in place.
+
+    A look-up runs no code of Python's: each function asks.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._places = _Places()
-        self._foreign: dict[type, str] = {}
-        self._are_sure = False  # in this iteration
+        self._former: dict[type, str] = {}
         self._lock = threading.Lock()
 
-    def look_anew(self) -> None:
-        """Whether everything is where it was is asked once more before an answer."""
-        self._are_sure = False
-
-    def find_foreign(self, kind: type) -> str:
-        """What a Chainer class runs in forward that is not Chainer's; mostly nothing.
-
-        Returns:
-            str: Such as ``'Sigmoid.forward_cpu is from train.py, line 9'``; empty also
-            for a class that is not Chainer's.
-        """
-        foreign = self._foreign.get(kind) if self._are_sure else None
-        if foreign is not None:
-            return foreign
+    def __missing__(self, kind: type) -> str:
         with self._lock:
-            if not (self._are_sure or self._places.hold()):
-                self._places, self._foreign = _Places(), {}
-            self._are_sure = True
-            foreign = self._foreign.get(kind)
+            if not (self or self._places.hold()):
+                self._places, self._former = _Places(), {}
+            foreign = self._former.get(kind)
             if foreign is None:
                 is_followed = is_of_chainer(kind)
                 foreign = _Look(kind, self._places).foreign if is_followed else ''
-                self._foreign[kind] = foreign
+                self._former[kind] = foreign
+            self[kind] = foreign
             return foreign
 
 
 _answers = _Answers()
-look_anew, find_foreign = _answers.look_anew, _answers.find_foreign
+
+
+def look_anew() -> None:
+    """Whether everything is where it was is asked once more before an answer."""
+    _answers.clear()
+
+
+find_foreign: Callable[[type], str] = _answers.__getitem__
+"""What a Chainer class runs in forward that is not Chainer's; mostly nothing.
+
+Such as ``'Sigmoid.forward_cpu is from train.py, line 9'``; empty also for a class that
+is not Chainer's.
+"""
 
 
 def is_own(value: Any) -> bool:

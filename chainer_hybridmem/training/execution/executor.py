@@ -329,7 +329,7 @@ class Executor:
             self._act(k, table)
         if self.crossing.arrays:
             self.crossing.recall_read_by(function)
-        known = self.functions.find(function)
+        known = self.functions.by_id.get(id(function))
         maps = () if known is None else known.maps
         if known is None or known.serial < 0:
             self.ledger.start_backward(function)
@@ -350,7 +350,7 @@ class Executor:
         Done here because Chainer's backward loop takes hold of the next
         function's inputs before that function's hook runs.
         """
-        known = self.functions.find(function)
+        known = self.functions.by_id.get(id(function))
         maps = () if known is None else known.maps
         if self.observers.members:
             self.observers.has_read(k, function, maps)

@@ -120,7 +120,7 @@ class LiveFunctions(graph.Entries[LiveFunction]):
 
     def know(self, function: Any) -> LiveFunction:
         """What is known of a function; from now on something is."""
-        entry = self.find(function)
+        entry = self.by_id.get(id(function))
         if entry is None:
             entry = LiveFunction(function, self.forgetting(function))
             entry.serial = entry.operation = -1

@@ -479,11 +479,11 @@ def state(function: Any, whole: bool = False) -> Callable[[], None]:
     if not names:
         return _undo_nothing
     own = vars(function)
-    noted = [(name, own.get(name, _ABSENT)) for name in names]
+    values = [*map(own.get, names, itertools.repeat(_ABSENT))]
     undo = _outside(function, whole) if type(function) in _CHANGES_MORE else None
 
     def restore() -> None:
-        for name, value in noted:
+        for name, value in zip(names, values, strict=True):
             if value is _ABSENT:
                 own.pop(name, None)
             else:

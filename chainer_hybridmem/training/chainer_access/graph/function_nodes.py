@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -90,9 +91,9 @@ def name_and_arrays(own: Any) -> tuple[str, ...]:
     kinds = set(map(type, gc.get_referents(own)))
     if dict not in kinds and ARRAY not in map(role_of, kinds):
         return (type(own).__name__,)
-    values = vars(own).items()  # the dictionary may be its own
-    given = [name for name, value in values if roles[type(value)] == ARRAY]
-    return type(own).__name__, *given
+    values = vars(own)  # the dictionary may be its own
+    are_arrays = map(ARRAY.__eq__, map(role_of, map(type, values.values())))
+    return type(own).__name__, *itertools.compress(values, are_arrays)
 
 
 OTHER, ARRAY, SEQUENCE = range(3)
