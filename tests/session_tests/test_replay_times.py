@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from scipy import optimize
 from support import networks, toys
 
 # isort: split
 from chainer_hybridmem.planning.planners import make_plan
 from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.training.recording.stopwatch import Times
+from chainer_hybridmem.training.session.guides import profiling_plan
 from chainer_hybridmem.training.session.guides.profiling_plan import with_median_times
 
 FACTORS = (2.0, 3.0, 7.0)
@@ -76,3 +79,14 @@ def test_a_session_times_its_replays():
     found = {r.operation: r.seconds for r in session.profile.recipes}
     assert replayed and before
     assert all(found[k] != before[k] for k in replayed)
+
+
+@pytest.mark.parametrize('seed', range(50))
+def test_what_a_moved_map_costs_is_fitted_as_by_scipy(seed):
+    rng = np.random.RandomState(seed)
+    maps = rng.randint(1, 20, 30) / 4
+    columns = np.stack([maps, 1e7 * rng.rand(30) * maps], axis=1)
+    seconds = columns @ (rng.randn(2) * (1e-5, 1e-11)) + 1e-6 * rng.rand(30)
+    seconds = np.maximum(seconds, 0)
+    found = profiling_plan._fit(columns, seconds)
+    assert found == pytest.approx(optimize.nnls(columns, seconds)[0], rel=1e-6)

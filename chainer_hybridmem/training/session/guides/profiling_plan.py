@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
 from chainer_hybridmem.planning.records.plan import Action, MapPlan, Part, Plan
 from chainer_hybridmem.planning.records.profile import (
@@ -213,10 +212,24 @@ def _find_move_cost(
     seconds = np.array([median.move_seconds for median in medians]) * (maps > 0)
     if maps.sum() < FEW_MAPS or not seconds.any():
         return known
-    found, _ = nnls(np.stack([maps, nbytes], axis=1), seconds)
+    found = _fit(np.stack([maps, nbytes], axis=1), seconds)
     expected = found[0] * maps.sum() + found[1] * nbytes.sum()
     ratio = seconds.sum() / expected if expected > 0 else 0.0
     return MoveCost(float(found[0] * ratio), float(found[1] * ratio))
+
+
+def _fit(columns: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """(2,) factors of (n, 2) columns by least squares; neither is negative.
+
+    As ``scipy.optimize.nnls``, which each program would have to import.
+    """
+    found = np.linalg.lstsq(columns, seconds, rcond=None)[0]
+    if (found >= 0).all():
+        return found
+    squares = (columns**2).sum(axis=0)
+    alone = columns.T @ seconds / squares  # of each column without the other one
+    explained = alone**2 * squares
+    return np.where(explained == explained.max(), alone, 0.0)
 
 
 def _with_replay_times(
