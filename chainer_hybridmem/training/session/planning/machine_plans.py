@@ -119,6 +119,7 @@ class MachinePlans:
 
     def _take(self, guide: Guide, problem: Problem, plan: Plan) -> Plan | None:
         """The first rank's plan if it fits here; else the guide gets its own."""
+        self._maker.begin_pause()  # that this rank has waited for the plan is no search
         taken = self._maker.take(guide, problem, plan)
         if taken is not None:
             self._followed.add(guide)
