@@ -161,7 +161,7 @@ class Loop(chainer.FunctionHook):
                 graph.refuse_static()
         splitter = self._splitter
         if not with_graph:  # it leaves nothing, as most in a backward function
-            if not own.get('train', shared['train']):
+            if not iteration.depth and not own.get('train', shared['train']):
                 iteration.note_evaluation(self._device.clock.asynchronous)
             if type(function) in splitter.kinds:
                 splitter.awaited = id(function)
