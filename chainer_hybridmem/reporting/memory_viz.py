@@ -23,7 +23,7 @@ from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS, Mea
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.records.profile import Category, Profile
 from chainer_hybridmem.planning.records.splits import in_parts
-from chainer_hybridmem.planning.records.validation import _Walk
+from chainer_hybridmem.planning.records.validation import Walk
 
 PROTOCOL = 4  # the viewer reads 2 to 4
 FIRST_ADDRESS = 0x100000000
@@ -238,7 +238,7 @@ class _Space:
             self._holes.insert(index, (start, size))
 
 
-class _Log(_Walk):
+class _Log(Walk):
     """Writes down what the checker of plans walks through.
 
     A copy that a plan brings back is a block of its own.

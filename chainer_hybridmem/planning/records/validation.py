@@ -50,12 +50,8 @@ def check_plan(
         PlanError: Naming the rule, the position and the values.
     """
     profile = in_parts(profile, plan.parts)
-    _check_order(profile, plan)
-    _check_host(profile, plan, host_limit_bytes)
-    _check_replays(profile, plan)
-    _check_sources(profile, plan)
-    check_obedience(profile, plan)
-    loads = _Walk(profile, plan).run()
+    check_entries(profile, plan, host_limit_bytes)
+    loads = Walk(profile, plan).run()
     if limit_bytes is not None:
         for index, load in enumerate(loads):
             if load > limit_bytes:
@@ -65,6 +61,23 @@ def check_plan(
                     f'the limit is {limit_bytes}.'
                 )
     return loads
+
+
+def check_entries(
+    profile: Profile, plan: Plan, host_limit_bytes: int | None = None
+) -> None:
+    """Checks what can be told without a :class:`Walk`, as :func:`check_plan` does.
+
+    Args:
+        profile: The recorded iteration, with functions in parts as the plan has them.
+        plan: The plan to check.
+        host_limit_bytes: As there.
+    """
+    _check_order(profile, plan)
+    _check_host(profile, plan, host_limit_bytes)
+    _check_replays(profile, plan)
+    _check_sources(profile, plan)
+    check_obedience(profile, plan)
 
 
 def _check_order(profile: Profile, plan: Plan) -> None:
@@ -192,7 +205,7 @@ def _check_replays(profile: Profile, plan: Plan) -> None:
                 f'Operation {replay.operation} is replayed but not repeatable.'
             )
         for storage in replay.keeps:
-            if storage not in decided or storage not in _made_by(recipe):
+            if storage not in decided or storage not in made_by(recipe):
                 raise PlanError(
                     f'The replay of operation {replay.operation} before operation '
                     f'{replay.before} keeps storage {storage}, which it does not make.'
@@ -231,12 +244,12 @@ def _outputs_of(recipe: Recipe) -> list[int]:
     return [storage for storage, slot in made if slot.kind is SlotKind.OUTPUT]
 
 
-def _made_by(recipe: Recipe) -> list[int]:
+def made_by(recipe: Recipe) -> list[int]:
     """What a replay allocates; what it starts with (a mask) it does not make."""
     return [s for s in recipe.products if s not in recipe.inputs]
 
 
-class _Walk:
+class Walk:
     """Walks once through the iteration with sets of what is present."""
 
     def __init__(self, profile: Profile, plan: Plan) -> None:
@@ -254,7 +267,7 @@ class _Walk:
         self.sources = {source.storage for source in plan.sources}
         self.load = profile.initial_bytes
         self.gone: set[int] = set()
-        self.graph_held: set[int] = set()  # freed once the graph has died
+        self.graph_held: list[int] = []  # freed once the graph has died
 
     def _index(self, plan: Plan) -> None:
         """What happens at each position, in the plan's order."""
@@ -321,17 +334,8 @@ class _Walk:
 
     def _before(self, k: int) -> int:
         """What the plan does before operation k; the highest load on the way."""
-        for storage in self.ending.get(k, ()):
-            self._lose(storage)
-            self.gone.add(storage)
+        self._let_go(k)
         changing = self.changing.get(k, ())
-        for entry in changing:
-            if entry.release_before == k and entry.action is not Action.KEEP:
-                self._check_not_held(entry.storage, k)
-                self._leave(entry.storage)
-            if entry.drop_before == k:
-                self._check_not_held(entry.storage, k)
-                self._leave(entry.storage)
         for entry in changing:
             if entry.swap_in_before == k and entry.action is Action.SWAP:
                 self._take(entry.storage)
@@ -344,6 +348,19 @@ class _Walk:
                     )
                 self.complete.add(entry.storage)
         return self._replay(k)
+
+    def _let_go(self, k: int) -> None:
+        """What the plan frees before operation k."""
+        for storage in self.ending.get(k, ()):
+            self._lose(storage)
+            self.gone.add(storage)
+        for entry in self.changing.get(k, ()):
+            if entry.release_before == k and entry.action is not Action.KEEP:
+                self._check_not_held(entry.storage, k)
+                self._leave(entry.storage)
+            if entry.drop_before == k:
+                self._check_not_held(entry.storage, k)
+                self._leave(entry.storage)
 
     def _check_not_held(self, storage: int, k: int) -> None:
         released_from = self.profile.storages[storage].releasable_from
@@ -359,14 +376,7 @@ class _Walk:
             recipe = self.recipes[replay.operation]
             self._check_sources(recipe, k)
             highest = self._raised(highest, recipe.peak_bytes)
-            for storage in _made_by(recipe):
-                if storage in replay.keeps:
-                    self._keep_product(self.entries[storage], k)
-                    continue
-                if storage in self.passing:
-                    raise PlanError(f'Storage {storage} is made twice in one chain.')
-                self.passing.add(storage)
-                self._gain(storage)
+            self._make(replay, recipe)
             for storage in replay.frees:
                 if storage not in self.passing:
                     raise PlanError(f'Storage {storage} is freed but not there.')
@@ -378,6 +388,17 @@ class _Walk:
                 f'before operation {k}.'
             )
         return highest
+
+    def _make(self, replay: Replay, recipe: Recipe) -> None:
+        """What a replay makes."""
+        for storage in made_by(recipe):
+            if storage in replay.keeps:
+                self._keep_product(self.entries[storage], replay.before)
+                continue
+            if storage in self.passing:
+                raise PlanError(f'Storage {storage} is made twice in one chain.')
+            self.passing.add(storage)
+            self._gain(storage)
 
     def _keep_product(self, entry: MapPlan, k: int) -> None:
         if entry.needed_before != k or entry.action is not Action.RECOMPUTE:
@@ -414,7 +435,7 @@ class _Walk:
             elif storage not in self.entries and storage not in self.sources:
                 graph_lives = position < self.profile.graph_end_event
                 if graph_lives and self._left_to_graph(storage):
-                    self.graph_held.add(storage)
+                    self.graph_held.append(storage)
                 else:
                     self._lose(storage)
                     self.gone.add(storage)
@@ -430,13 +451,13 @@ class _Walk:
         return bool(item.backward_uses) and last < b0 <= min(item.backward_uses)
 
     def _graph_dies(self) -> None:
-        for storage in self.present - self.persistent:
+        for storage in sorted(self.present - self.persistent):
             if self.entries[storage].drop_before < 0:
                 self._leave(storage)
         for storage in self.graph_held:
             self._lose(storage)
-        self.gone |= self.graph_held
-        self.graph_held = set()
+        self.gone.update(self.graph_held)
+        self.graph_held = []
 
 
 def check_obedience(profile: Profile, plan: Plan) -> None:

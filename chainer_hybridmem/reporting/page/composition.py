@@ -15,7 +15,7 @@ import numpy as np
 from chainer_hybridmem.planning.records.plan import FOR_REPLAYS, Plan
 from chainer_hybridmem.planning.records.profile import Category, Profile, Recipe
 from chainer_hybridmem.planning.records.splits import in_parts
-from chainer_hybridmem.planning.records.validation import _Walk
+from chainer_hybridmem.planning.records.validation import Walk
 
 REPLAY, REST = 'replay', 'rest'
 GROUPS = (
@@ -107,7 +107,7 @@ class _Moment(NamedTuple):
     replayed: int
 
 
-class _Journal(_Walk):
+class _Journal(Walk):
     """Writes down every change of the load, and each operation's highest moment."""
 
     def __init__(self, profile: Profile, plan: Plan) -> None:
