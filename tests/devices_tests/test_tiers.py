@@ -46,52 +46,52 @@ def ram_only():
 
 
 def test_ram_first_and_then_the_disk(tiers):
-    first, second = tiers.take(600, None), tiers.take(500, None)
-    third = tiers.take(400, None)
+    first, second = tiers.host_copy(600, None), tiers.host_copy(500, None)
+    third = tiers.host_copy(400, None)
     assert [s.tier for s in (first, second, third)] == [Tier.RAM, Tier.DISK, Tier.RAM]
-    assert (tiers.ram_bytes, tiers.disk_bytes) == (1000, 500)
-    assert tiers.room_bytes(Tier.RAM) == 0
+    assert (tiers.host_bytes, tiers.disk_bytes) == (1000, 500)
+    assert tiers.host_room(Tier.RAM) == 0
     first.close()
-    assert tiers.take(600, None).tier is Tier.RAM
+    assert tiers.host_copy(600, None).tier is Tier.RAM
 
 
 def test_a_tier_that_is_asked_for(tiers):
-    assert tiers.take(600, Tier.DISK).tier is Tier.DISK
-    assert tiers.take(600, Tier.RAM).tier is Tier.RAM
-    assert tiers.take(600, Tier.RAM).tier is Tier.DISK  # it is full
+    assert tiers.host_copy(600, Tier.DISK).tier is Tier.DISK
+    assert tiers.host_copy(600, Tier.RAM).tier is Tier.RAM
+    assert tiers.host_copy(600, Tier.RAM).tier is Tier.DISK  # it is full
 
 
 def test_slabs_of_both_tiers_take_what_they_are_for(tiers):
     tiers.reserve(900, 700)
-    assert (tiers.ram_bytes, tiers.disk_bytes) == (900, 700)
-    spaces = [tiers.take(450, Tier.RAM) for _ in range(2)]
-    spaces += [tiers.take(350, Tier.DISK) for _ in range(2)]
-    assert (tiers.ram_bytes, tiers.disk_bytes) == (900, 700)
+    assert (tiers.host_bytes, tiers.disk_bytes) == (900, 700)
+    spaces = [tiers.host_copy(450, Tier.RAM) for _ in range(2)]
+    spaces += [tiers.host_copy(350, Tier.DISK) for _ in range(2)]
+    assert (tiers.host_bytes, tiers.disk_bytes) == (900, 700)
     assert [s.tier for s in spaces] == [Tier.RAM] * 2 + [Tier.DISK] * 2
 
 
 def test_a_new_slab_waits_for_what_the_former_one_still_holds(tiers):
     tiers.reserve(800, 0)
-    held = tiers.take(100, Tier.RAM)
+    held = tiers.host_copy(100, Tier.RAM)
     tiers.reserve(900, 0)
-    assert tiers.ram_bytes == LIMIT
+    assert tiers.host_bytes == LIMIT
     held.close()
     tiers.reserve(900, 0)
-    assert tiers.ram_bytes == 900
+    assert tiers.host_bytes == 900
 
 
 def test_nowhere_to_go_is_refused_with_the_next_step(ram_only):
-    kept = ram_only.take(600, None)
+    kept = ram_only.host_copy(600, None)
     for tier in (None, Tier.RAM, Tier.DISK):
         with pytest.raises(HostFullError, match=r'401.*600 of 1000') as caught:
-            ram_only.take(401, tier)
+            ram_only.host_copy(401, tier)
         for option in ('host_limit', 'swap_dir'):
             assert option in str(caught.value)
-    assert ram_only.refusal == str(caught.value)
-    assert ram_only.ram_bytes == 600
+    assert ram_only.host_refusal == str(caught.value)
+    assert ram_only.host_bytes == 600
     kept.close()
-    assert ram_only.refusal is None
-    assert ram_only.take(1000, None).nbytes == 1000
+    assert ram_only.host_refusal is None
+    assert ram_only.host_copy(1000, None).nbytes == 1000
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -249,10 +249,10 @@ def test_the_disk_that_is_full_is_one_error(tiers, monkeypatch):
         raise OSError(errno.ENOSPC, 'No space left on device')
 
     monkeypatch.setattr(os, 'posix_fallocate', full)
-    kept = tiers.take(800, None)
+    kept = tiers.host_copy(800, None)
     with pytest.raises(SwapStoreError, match=r'no room for 800 more.*No space left'):
-        tiers.take(800, None)
-    assert (tiers.ram_bytes, tiers.disk_bytes) == (800, 0)
+        tiers.host_copy(800, None)
+    assert (tiers.host_bytes, tiers.disk_bytes) == (800, 0)
     kept.close()
 
 

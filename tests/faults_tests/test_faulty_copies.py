@@ -219,7 +219,7 @@ def no_host_memory(session: Session) -> Iterator[None]:
     def refuse(nbytes: int) -> Any:
         raise MemoryError(f'the machine has {nbytes - 1} bytes available')
 
-    ram = session.device.copies._store._ram  # type: ignore[attr-defined]
+    ram = session.device.copies._ram  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ram, '_make_block', refuse)
         patch.setattr(Slab, 'take', lambda slab, nbytes: None)  # none has room
@@ -262,7 +262,7 @@ def test_a_swap_file_that_must_not_grow(stage: str, tmp_path: Any) -> None:
 def truncated_file(session: Session) -> Iterator[None]:
     """The file loses its contents between the first swap-out and swap-in."""
     execute = copies.CopyThread._execute
-    file = session.device.copies._store._disk._file  # type: ignore[attr-defined]
+    file = session.device.copies._disk._file  # type: ignore[attr-defined]
 
     def truncating(thread: Any, job: Any) -> None:
         if not job.outward:

@@ -485,7 +485,7 @@ def test_the_swap_file_is_nobody_elses(tmp_path: Any) -> None:
     ) as session:
         for i in range(5):
             run.iterate(i)
-        file = session.device.copies._store._disk._file  # type: ignore[attr-defined]
+        file = session.device.copies._disk._file  # type: ignore[attr-defined]
         status = os.fstat(file._fd)
         assert status.st_size > 0 and status.st_nlink == 0
         assert status.st_mode & 0o777 == 0o600

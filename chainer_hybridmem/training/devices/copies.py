@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import abc
 
-from chainer_hybridmem.planning.records.plan import Tier
 from chainer_hybridmem.training.devices.ports import Arrays
 from chainer_hybridmem.training.devices.swap_store.space import Space
-from chainer_hybridmem.training.devices.swap_store.store import TieredStore
+from chainer_hybridmem.training.devices.swap_store.store import Store, TieredStore
 from chainer_hybridmem.training.devices.values import HostCopy, Root, Transfer
 
 
@@ -44,68 +43,27 @@ class CopyEngine(abc.ABC):
         """Finishes all copies; none can be started any more."""
 
 
-class Copies:
+class Copies(TieredStore):
     """Host copies of allocations, and the transfers to and from them.
 
     Args:
-        store: Where host copies lie.
+        ram: Host copies in memory.
+        disk: Those in a file; None if there is none.
         engine: What moves their bytes.
         arrays: Knows the size of an allocation.
     """
 
-    def __init__(self, store: TieredStore, engine: CopyEngine, arrays: Arrays) -> None:
-        self._store = store
+    def __init__(
+        self, ram: Store, disk: Store | None, engine: CopyEngine, arrays: Arrays
+    ) -> None:
+        super().__init__(ram, disk)
         self._engine = engine
         self._arrays = arrays
 
     def close(self) -> None:
         """Ends copy threads or streams and gives all host copies back."""
         self._engine.close()
-        self._store.close()
-
-    # -- host copies --------------------------------------------------------
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of RAM held for host copies; never more than the host limit."""
-        return self._store.ram_bytes
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes of files held for host copies."""
-        return self._store.disk_bytes
-
-    @property
-    def host_refusal(self) -> str | None:
-        """Why a host copy was last refused for want of host memory, and what to do."""
-        return self._store.refusal
-
-    def host_room(self, tier: Tier) -> int:
-        """Bytes that may still be taken there; a huge number without a limit."""
-        return self._store.room_bytes(tier)
-
-    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
-        """Takes one slab of exactly this size in each tier for the copies to come.
-
-        The one in RAM is smaller where the host limit leaves less.
-
-        Raises:
-            SwapStoreError: If the machine cannot give it.
-        """
-        self._store.reserve(ram_bytes, disk_bytes)
-
-    def host_copy(self, nbytes: int, tier: Tier | None = None) -> HostCopy:
-        """Space for one host copy.
-
-        Args:
-            nbytes: Its size.
-            tier: Where it should lie; RAM that is used up makes it the disk if there
-                is one. None is RAM.
-
-        Raises:
-            HostFullError: If the host limit leaves no room, and there is no disk.
-            SwapStoreError: If the machine cannot give it.
-        """
-        return self._store.take(nbytes, tier)
+        super().close()
 
     def same_contents(self, copy: HostCopy, root: Root) -> bool:
         """Whether a host copy has what is in memory, where the host can read both.
@@ -115,7 +73,6 @@ class Copies:
         """
         return self._engine.has(_space(copy, self._arrays.root_bytes(root)), root)
 
-    # -- transfers ----------------------------------------------------------
     def swap_out(self, root: Root, copy: HostCopy | None) -> tuple[HostCopy, Transfer]:
         """Starts a copy to the host after all compute work issued so far.
 

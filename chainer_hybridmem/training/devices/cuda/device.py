@@ -34,7 +34,7 @@ from chainer_hybridmem.training.devices.references import (
     count_references,
     held_by_none_but,
 )
-from chainer_hybridmem.training.devices.swap_store.store import Store, TieredStore
+from chainer_hybridmem.training.devices.swap_store.store import Store
 from chainer_hybridmem.training.devices.values import Array, PlaceFigures, Root, View
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class CudaDevice(Device):
         pinned = Store(
             engine.make_block, Tier.RAM, host_limit_bytes, least_bytes, pinned=True
         )
-        self.copies = Copies(TieredStore(pinned, None), engine, self.arrays)
+        self.copies = Copies(pinned, None, engine, self.arrays)
         self.offsets = CudaOffsets(gpu, memory.pool)
         with gpu.current():
             self.late_checks = LateChecks(gpu.cuda)

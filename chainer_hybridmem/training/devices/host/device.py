@@ -29,11 +29,7 @@ from chainer_hybridmem.training.devices.offset_table import OffsetTable
 from chainer_hybridmem.training.devices.ports import Arrays, Clock, Offsets
 from chainer_hybridmem.training.devices.protocol import Device
 from chainer_hybridmem.training.devices.references import held_by_none_but
-from chainer_hybridmem.training.devices.swap_store.store import (
-    FileStore,
-    RamStore,
-    TieredStore,
-)
+from chainer_hybridmem.training.devices.swap_store.store import FileStore, RamStore
 from chainer_hybridmem.training.devices.values import (
     Array,
     Mark,
@@ -86,18 +82,14 @@ class HostDevice(Device):
         disk = None if swap_dir is None else FileStore(swap_dir)
         if disk is not None and host_limit_bytes is None:
             host_limit_bytes = 0
-        self._store = TieredStore(RamStore(host_limit_bytes), disk)
-        try:
-            link = _open_link(shared_link, link_bandwidth)
-        except BaseException:
-            self._store.close()
-            raise
+        link = _open_link(shared_link, link_bandwidth)
         self._engine = HostCopyEngine(
             link_bandwidth, link_latency_seconds, disk_bandwidth, link
         )
         self.memory = HostMemory(limit_bytes)
         self.arrays = HostArrays(self.memory)
-        self.copies = Copies(self._store, self._engine, self.arrays)
+        ram = RamStore(host_limit_bytes)
+        self.copies = Copies(ram, disk, self._engine, self.arrays)
         self.clock = HostClock(self._engine.finish)
         self.offsets = HostOffsets(self.memory)
         self.late_checks = None
@@ -111,7 +103,7 @@ class HostDevice(Device):
             'python': platform.python_version(),
             'link_bandwidth': self._engine.bandwidth,
             'link_is_shared': self._engine.shared_link is not None,
-            'swap_dir': self._store.describe(),
+            'swap_dir': self.copies.describe(),
         }
 
     def throttle(self, link_bandwidth: float | None) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.planning.records.plan import Tier
@@ -102,13 +101,8 @@ class Space(HostCopy):
         Raises:
             SwapStoreError: If it cannot be read.
         """
-        with self._told():
-            return self.block.equals(self.offset, address, self.nbytes)
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
         try:
-            yield
+            return self.block.equals(self.offset, address, self.nbytes)
         except OSError as error:
             raise SwapStoreError(
                 f'{self.nbytes} bytes of a feature map cannot be read from the swap '

@@ -259,20 +259,20 @@ class TieredStore:
         self._refused: tuple[int, str] | None = None  # so many bytes, and why
 
     @property
-    def refusal(self) -> str | None:
-        """Why space was last refused, as long as there is still none."""
+    def host_refusal(self) -> str | None:
+        """Why a copy was last refused for want of room, as long as there is none."""
         if self._refused is None or self._ram.room_bytes >= self._refused[0]:
             return None
         return self._refused[1]
 
     @property
-    def ram_bytes(self) -> int:
-        """Bytes of RAM held, whether in use or free."""
+    def host_bytes(self) -> int:
+        """Bytes of RAM held for host copies; never more than the host limit."""
         return self._ram.host_bytes
 
     @property
     def disk_bytes(self) -> int:
-        """Size of the file."""
+        """Bytes of files held for host copies."""
         return 0 if self._disk is None else self._disk.host_bytes
 
     def describe(self) -> str:
@@ -281,18 +281,36 @@ class TieredStore:
             return 'ram'
         return 'file' if self._ram.limit_bytes == 0 else 'ram+file'
 
-    def room_bytes(self, tier: Tier) -> int:
-        """Bytes that may still be taken in a tier."""
+    def host_room(self, tier: Tier) -> int:
+        """Bytes that may still be taken there; a huge number without a limit."""
         if tier is Tier.RAM:
             return self._ram.room_bytes
         return 0 if self._disk is None else NO_LIMIT
 
-    def reserve(self, ram_bytes: int, disk_bytes: int) -> None:
+    def reserve(self, ram_bytes: int, disk_bytes: int = 0) -> None:
+        """Takes one slab of exactly this size in each tier for the copies to come.
+
+        The one in RAM is smaller where the host limit leaves less.
+
+        Raises:
+            SwapStoreError: If the machine cannot give it.
+        """
         self._ram.reserve(ram_bytes)
         if self._disk is not None:
             self._disk.reserve(disk_bytes)
 
-    def take(self, nbytes: int, tier: Tier | None) -> Space:
+    def host_copy(self, nbytes: int, tier: Tier | None = None) -> Space:
+        """Space for one host copy.
+
+        Args:
+            nbytes: Its size.
+            tier: Where it should lie; RAM that is used up makes it the disk if there
+                is one. None is RAM.
+
+        Raises:
+            HostFullError: If the host limit leaves no room, and there is no disk.
+            SwapStoreError: If the machine cannot give it.
+        """
         if self._disk is not None and tier is Tier.DISK:
             return self._disk.take(nbytes)
         try:
