@@ -223,7 +223,6 @@ def test_swap_dir_alone_takes_no_ram(open_host, tmp_path):
     ('options', 'match'),
     [
         ({'host_limit_bytes': -1}, 'zero or more'),
-        ({'link_latency_seconds': 4000.0}, 'zero or more, and below 3600'),
         ({'disk_bandwidth': 1.0}, 'no swap_dir'),
         ({'disk_bandwidth': 0.0, 'swap_dir': '.'}, 'above zero'),
     ],

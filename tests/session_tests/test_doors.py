@@ -267,18 +267,12 @@ def test_also_while_it_is_copied_slowly(program, data):
     result, session = networks.train(
         program,
         data,
-        before=lambda model, i: throttle(),
         memory_limit=3_400_000,
+        link_bandwidth=5e8,
         planner='swap-all',
     )
     networks.assert_same(expected, result)
     assert session.statistics()['guided_iterations'] > 5
-
-
-def throttle():
-    session = active_session()
-    if session is not None:
-        session.device.throttle(5e8)
 
 
 class Writer(chainer.FunctionHook):

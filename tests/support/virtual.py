@@ -251,9 +251,7 @@ class Machine:
         whether everything has held.
         """
 
-        def make(
-            bandwidth: float | None, latency: float, disk: Any, shared: Any
-        ) -> VirtualCopies:
+        def make(bandwidth: float | None, disk: Any, shared: Any) -> VirtualCopies:
             return VirtualCopies(self, bandwidth, shared)
 
         with contextlib.ExitStack() as stack:

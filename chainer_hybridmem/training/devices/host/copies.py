@@ -154,7 +154,6 @@ class CopyThread:
     Args:
         name: Of the thread.
         bandwidth: Bytes per second that no copy exceeds; None for no limit.
-        latency_seconds: What every copy takes on top.
         disk_bandwidth: Likewise for copies to and from files.
         lane: Of a link with this bandwidth that is shared; None for one of its own.
     """
@@ -163,25 +162,19 @@ class CopyThread:
         self,
         name: str,
         bandwidth: float | None,
-        latency_seconds: float,
         disk_bandwidth: float | None = None,
         lane: Lane | None = None,
     ) -> None:
         self._name = name
         self._lane = lane
-        self._latency = latency_seconds
         self._disk_bandwidth = disk_bandwidth
-        self.throttle(bandwidth)
+        limits = [b for b in (bandwidth, disk_bandwidth) if b is not None]
+        self._bandwidths = {Tier.RAM: bandwidth, Tier.DISK: min(limits, default=None)}
         self._jobs: queue.SimpleQueue[_Job | None]
         self._last: HostCompletion | None = None
         self._thread: Worker | None = None
         self._closed = False
         self._free_from = 0.0
-
-    def throttle(self, bandwidth: float | None) -> None:
-        """Sets another bandwidth from the next copy on; None for no limit."""
-        limits = [b for b in (bandwidth, self._disk_bandwidth) if b is not None]
-        self._bandwidths = {Tier.RAM: bandwidth, Tier.DISK: min(limits, default=None)}
 
     def submit(
         self, root: Root, space: Space, address: int, outward: bool
@@ -209,7 +202,6 @@ class CopyThread:
         return (
             space.nbytes <= AT_ONCE_BYTES
             and space.tier is Tier.RAM
-            and self._latency == 0
             and self._bandwidths[Tier.RAM] is None
             and (space.last is None or space.last.done())
         )
@@ -289,7 +281,7 @@ class CopyThread:
         copy = job.block.write if job.outward else job.block.read
         transfer.completion.began = timing.now()
         bandwidth = self._bandwidths[job.tier]
-        if bandwidth is not None or self._latency > 0:
+        if bandwidth is not None:
             carried = self._copy_throttled(copy, job, start, bandwidth)
         else:
             start = timing.now()
@@ -300,7 +292,7 @@ class CopyThread:
         transfer._seconds, transfer._carried = end - start, carried
 
     def _copy_throttled(
-        self, copy: _Copy, job: _Job, start: float, bandwidth: float | None
+        self, copy: _Copy, job: _Job, begin: float, bandwidth: float
     ) -> tuple[float, float]:
         """Spreads a copy over the time that the link would take for it.
 
@@ -311,20 +303,15 @@ class CopyThread:
             tuple: When it has begun and ended on that clock.
         """
         nbytes = job.transfer.nbytes
-        begin = start + self._latency
-        _sleep_until(begin)
-        due = begin
-        if bandwidth is None:
-            copy(job.offset, job.address, nbytes)
-            due = timing.now()
-        elif self._lane is not None:
+        if self._lane is not None:
             begin = self._lane.enter(nbytes, begin)
             due = self._copy_shared(copy, job, begin, self._lane)
         else:
-            due += nbytes / bandwidth
-            _copy_in_steps(copy, job, begin, bandwidth)
+            due = begin + nbytes / bandwidth
+            for copied in _copy_steps(copy, job, bandwidth):
+                _sleep_until(begin + copied / bandwidth)
         self._free_from = max(due, timing.now() - LATE_SECONDS)
-        return begin - self._latency, due
+        return begin, due
 
     def _copy_shared(self, copy: _Copy, job: _Job, begin: float, lane: Lane) -> float:
         """Spreads a copy that has begun over what the shared link takes; when it ends.
@@ -345,11 +332,6 @@ class CopyThread:
             lane.leave()
             raise
         return due
-
-
-def _copy_in_steps(copy: _Copy, job: _Job, begin: float, bandwidth: float) -> None:
-    for copied in _copy_steps(copy, job, bandwidth):
-        _sleep_until(begin + copied / bandwidth)
 
 
 def _copy_steps(copy: _Copy, job: _Job, bandwidth: float) -> Iterator[int]:
@@ -380,23 +362,21 @@ def _failure(nbytes: int, outward: bool, error: BaseException) -> SwapStoreError
 
 
 class HostCopyEngine(CopyEngine):
-    """Copies as fast as a link with a given bandwidth and latency.
+    """Copies as fast as a link with a given bandwidth.
 
     Args:
         bandwidth: Bytes per second and direction; None for no limit.
-        latency_seconds: What every copy takes on top.
         disk_bandwidth: Like ``bandwidth``, for copies to and from files.
         shared_link: The link with this bandwidth, if others use it, too.
 
     Attributes:
-        bandwidth (float or None): As given or throttled.
+        bandwidth (float or None): As given.
         shared_link (SharedLink or None): As given.
     """
 
     def __init__(
         self,
         bandwidth: float | None,
-        latency_seconds: float,
         disk_bandwidth: float | None,
         shared_link: SharedLink | None = None,
     ) -> None:
@@ -404,18 +384,12 @@ class HostCopyEngine(CopyEngine):
         self.shared_link = shared_link
         lanes = shared_link and (shared_link.outward, shared_link.inward)
         self._d2h, self._h2d = (
-            CopyThread(name, bandwidth, latency_seconds, disk_bandwidth, lane)
+            CopyThread(name, bandwidth, disk_bandwidth, lane)
             for name, lane in zip(
                 ('hybridmem-d2h', 'hybridmem-h2d'), lanes or (None, None), strict=True
             )
         )
         self._stall_seconds = 0.0
-
-    def throttle(self, bandwidth: float | None) -> None:
-        """Sets another bandwidth from the next copy on; None for no limit."""
-        self.bandwidth = bandwidth
-        self._d2h.throttle(bandwidth)
-        self._h2d.throttle(bandwidth)
 
     def start(self, root: Root, space: Space, outward: bool) -> HostTransfer:
         thread = self._d2h if outward else self._h2d

@@ -51,7 +51,6 @@ class HostDevice(Device):
             the swap store take at most; None for as fast as the machine can.
         swap_dir: Folder for a temporary file that holds swapped feature maps;
             None keeps them in memory outside the limit.
-        link_latency_seconds: Time every copy takes on top.
         host_limit_bytes: Most bytes of memory outside the limit for swapped feature
             maps; the rest goes to ``swap_dir``. None is no limit or, with
             ``swap_dir``, no memory.
@@ -72,20 +71,17 @@ class HostDevice(Device):
         limit_bytes: int,
         link_bandwidth: float | None = None,
         swap_dir: str | None = None,
-        link_latency_seconds: float = 0.0,
         host_limit_bytes: int | None = None,
         disk_bandwidth: float | None = None,
         shared_link: str | None = None,
     ) -> None:
-        _check_options(limit_bytes, link_bandwidth, link_latency_seconds)
+        _check_options(limit_bytes, link_bandwidth)
         _check_host_options(host_limit_bytes, swap_dir, disk_bandwidth)
         disk = None if swap_dir is None else FileStore(swap_dir)
         if disk is not None and host_limit_bytes is None:
             host_limit_bytes = 0
         link = _open_link(shared_link, link_bandwidth)
-        self._engine = HostCopyEngine(
-            link_bandwidth, link_latency_seconds, disk_bandwidth, link
-        )
+        self._engine = HostCopyEngine(link_bandwidth, disk_bandwidth, link)
         self.memory = HostMemory(limit_bytes)
         self.arrays = HostArrays(self.memory)
         ram = RamStore(host_limit_bytes)
@@ -106,40 +102,14 @@ class HostDevice(Device):
             'swap_dir': self.copies.describe(),
         }
 
-    def throttle(self, link_bandwidth: float | None) -> None:
-        """Makes the link another one, from the next copy on.
 
-        Args:
-            link_bandwidth: Bytes per second and direction; None for as fast as the
-                machine can.
-
-        Raises:
-            OptionError: If the number is out of range, or the link is shared.
-        """
-        link = self._engine.shared_link
-        if link is not None:
-            raise OptionError(
-                f'the link {link.name!r} is shared, and keeps its link_bandwidth; '
-                f'close the device, and open one with another shared_link.'
-            )
-        _check_options(self.memory.limit_bytes, link_bandwidth, 0.0)
-        self._engine.throttle(link_bandwidth)
-
-
-def _check_options(
-    limit_bytes: int, link_bandwidth: float | None, link_latency_seconds: float
-) -> None:
+def _check_options(limit_bytes: int, link_bandwidth: float | None) -> None:
     if limit_bytes <= 0:
         raise OptionError(f'limit_bytes is {limit_bytes}; it must be above zero.')
     if link_bandwidth is not None and not link_bandwidth > 0:
         raise OptionError(
             f'link_bandwidth is {link_bandwidth}; it must be above zero bytes per '
             'second, or None for no throttle.'
-        )
-    if not 0 <= link_latency_seconds < 3600:
-        raise OptionError(
-            f'link_latency_seconds is {link_latency_seconds}; it must be zero or more, '
-            'and below 3600.'
         )
 
 
