@@ -408,8 +408,8 @@ def test_it_is_asked_for_memory_until_nothing_helps(opened):
     device = opened.device
     device.memory.pool.whole_bytes = _LIMIT
     device.memory.pool._ask_pool = lambda nbytes: None
-    parts = [device.memory._counter.count(512) for _ in range(3)]
-    opened.give_up = lambda: parts and device.memory._counter.uncount(parts.pop(), 512)
+    parts = [device.memory.counter.count(512) for _ in range(3)]
+    opened.give_up = lambda: parts and device.memory.counter.uncount(parts.pop(), 512)
     with pytest.raises(MemoryError):
         cupy.ndarray(6 * _MIB, 'u1')
     assert opened.asked == [*[6 * _MIB] * 4, 512]  # the last time for a higher limit
@@ -449,7 +449,7 @@ def test_adopted_arrays_take_from_the_pool(opened):
 def test_allocator_is_restored(opened):
     device = opened.device
     before = cupy.cuda.get_allocator()
-    assert before is device.memory._allocator.pointer
+    assert before is device.memory.allocator.pointer
     device.memory.uninstall()
     assert cupy.cuda.get_allocator() is not before
     device.memory.install(opened.reclaim)

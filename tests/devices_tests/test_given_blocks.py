@@ -32,7 +32,7 @@ class Opened:
 
         self.granule = find_mapper(Gpu(None), 1 << 40).granule_bytes
         self.device = CudaDevice(8 * LEAST_GRANULES * self.granule)
-        self.memory, self.counter = self.device.memory, self.device.memory._counter
+        self.memory, self.counter = self.device.memory, self.device.memory.counter
         self.kept = []
         self.memory.install(self.give_way)
         self.is_native = native_code
@@ -217,7 +217,7 @@ def test_an_owner_that_was_never_made_known_frees_nothing(open_device):
     opened.map(4096)
     array = cupy.ndarray(4096, 'u1')
     _, ident, nbytes, *_ = opened.counter.block_at(array.data.ptr)
-    allocator = opened.memory._allocator
+    allocator = opened.memory.allocator
     owner = GivenAllocation(allocator, ident, nbytes, array.data.ptr, None)
     del owner
     assert opened.memory.used_bytes == 4096 and opened.given() == 1
@@ -255,7 +255,7 @@ del arrays
 ring.ring, ring.array = ring, cupy.ndarray(4096, 'u1')
 sys.modules['kept'] = cupy.ndarray(4096, 'u1')
 builtins.kept = cupy.ndarray(4096, 'u1')
-given = device.memory._counter.addresses()
+given = device.memory.counter.addresses()
 print(len(given))
 if sys.argv[1:]:
     device.memory.uninstall()

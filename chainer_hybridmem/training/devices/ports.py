@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chainer_hybridmem.interrupts import begin_whole, held_back
+from chainer_hybridmem.training.devices.counting import WordsCounter
 from chainer_hybridmem.training.devices.values import (
     Array,
     Digest,
@@ -77,9 +78,7 @@ class Memory(abc.ABC):
             reason to go beyond the limit.
         wanted_bytes (int): While ``reclaim`` runs: asked for by the allocation that
             exceeds the limit; 0 as long as one that fits by count may find a place.
-        used_bytes (int): In use now, adopted arrays included.
-        peak_bytes (int): Highest ``used_bytes`` since :meth:`reset_peak`.
-        window_peak_bytes (int): Highest since :meth:`reset_window`.
+        counter (WordsCounter): Counts.
         last_failure (tuple or None): Bytes asked for and bytes in use when an
             allocation was last refused.
         reclaim_error (BaseException or None): What ``reclaim`` raised when it was
@@ -87,11 +86,9 @@ class Memory(abc.ABC):
     """
 
     limit_bytes: int
+    counter: WordsCounter
     trying = False
     wanted_bytes: int
-    used_bytes: int
-    peak_bytes: int
-    window_peak_bytes: int
     last_failure: tuple[int, int] | None
     reclaim_error: BaseException | None
 
@@ -167,34 +164,49 @@ class Memory(abc.ABC):
             bool: Whether the machine has them; if not, nothing changes.
         """
 
-    @abc.abstractmethod
     def restore_limit(self) -> None:
         """The limit is :attr:`limit_bytes` again."""
+        self.counter.limit(self.limit_bytes)
 
     @abc.abstractmethod
     def forget_failure(self) -> None:
         """Resets :attr:`last_failure`: it has been dealt with."""
 
-    @abc.abstractmethod
-    def reset_peak(self) -> None:
-        """Starts a new peak at the present load."""
-
-    @abc.abstractmethod
-    def reset_window(self) -> None:
-        """Starts a new window peak at the present load."""
-
-    @abc.abstractmethod
-    def start_events(self) -> None:
-        """Starts a log of every malloc and free."""
+    @property
+    def used_bytes(self) -> int:
+        """In use now, adopted arrays included."""
+        return self.counter.used_bytes
 
     @property
-    @abc.abstractmethod
+    def peak_bytes(self) -> int:
+        """Highest :attr:`used_bytes` since :meth:`reset_peak`."""
+        return self.counter.peak_bytes
+
+    @property
+    def window_peak_bytes(self) -> int:
+        """Highest since :meth:`reset_window`."""
+        return self.counter.window_peak_bytes
+
+    def reset_peak(self) -> None:
+        """Starts a new peak at the present load."""
+        self.counter.reset_peak()
+
+    def reset_window(self) -> None:
+        """Starts a new window peak at the present load."""
+        self.counter.reset_window()
+
+    def start_events(self) -> None:
+        """Starts a log of every malloc and free."""
+        self.counter.start_events()
+
+    @property
     def event_count(self) -> int:
         """Events logged since :meth:`start_events`."""
+        return self.counter.event_count
 
-    @abc.abstractmethod
     def take_events(self) -> list[tuple[int, int]]:
         """Ends the log: ``(+id, bytes)`` per malloc, ``(-id, bytes)`` per free."""
+        return self.counter.take_events()
 
     @abc.abstractmethod
     def watch_pool(self, watched: bool) -> None:

@@ -145,7 +145,10 @@ class Allocator:
         return None
 
     def track(self, root: Root) -> Callable[[], Allocation | None] | None:
-        """See :meth:`.CudaMemory.track`; makes an owner when one is asked for."""
+        """Finds the owner of memory for as long as it lives; None for other memory.
+
+        Makes one when it is asked for.
+        """
         if type(root) is not self._given_kind:
             owner = self.find_owner(root)
             return None if owner is None else weakref.ref(owner)
@@ -158,7 +161,7 @@ class Allocator:
         return find_owner if ident else None
 
     def find_stream(self, root: Root) -> Any:
-        """See :meth:`.CudaMemory.find_stream`."""
+        """The stream on which memory is used again; None for other memory."""
         if type(root) is not self._given_kind:
             return getattr(self.find_owner(root), 'stream', None)
         block = self._counter.block_at(root.ptr)

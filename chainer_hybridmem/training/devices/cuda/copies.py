@@ -99,7 +99,7 @@ class CudaCopyEngine(CopyEngine):
         with self._gpu.current():
             compute = self._gpu.compute()
             compute.wait_event(transfer.end)
-            home = self._memory.find_stream(transfer.root)
+            home = self._memory.allocator.find_stream(transfer.root)
             if home not in (None, compute) and not gc.is_finalized(home):
                 home.wait_event(transfer.end)
 

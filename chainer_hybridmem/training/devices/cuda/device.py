@@ -130,7 +130,7 @@ class CudaArrays(Arrays):
         return array.data.mem
 
     def track(self, array: Array) -> Callable[[], Root | None]:
-        find_owner = self._memory.track(array.data.mem)
+        find_owner = self._memory.allocator.track(array.data.mem)
         if find_owner is None:
             return super().track(array)
 
@@ -161,7 +161,7 @@ class CudaArrays(Arrays):
         return same_bits(left, right, _COMPARED_ELEMENTS)
 
     def last_look(self, root: Root, look: Callable[[int], None]) -> object:
-        owner = self._memory.find_owner(root)
+        owner = self._memory.allocator.find_owner(root)
         return None if owner is None else owner.call_last(look)
 
     def held_by_none_but(
@@ -177,7 +177,7 @@ class CudaArrays(Arrays):
         roots: dict[int, set[int]] = {}
         for key in arrays:
             root = arrays[key].data.mem
-            owner = self._memory.find_owner(root)
+            owner = self._memory.allocator.find_owner(root)
             if owner is not None:
                 owners[id(owner)] = owner
                 roots.setdefault(id(owner), set()).add(id(root))

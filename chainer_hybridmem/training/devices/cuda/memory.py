@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.interrupts import held_back
 from chainer_hybridmem.training.devices.adopted import AdoptedArrays
 from chainer_hybridmem.training.devices.cuda.allocator import (
-    Allocation,
     AllocationCounter,
     Allocator,
     OtherPools,
@@ -30,18 +28,21 @@ class CudaMemory(Memory):
 
     Attributes:
         pool (BlockPool): Where blocks come from.
+        allocator (Allocator): Gives them.
     """
+
+    counter: AllocationCounter
 
     def __init__(self, gpu: Gpu, limit_bytes: int) -> None:
         self._gpu = gpu
         self.pool = open_pool(gpu, limit_bytes)
         self.limit_bytes = self.pool.limit_bytes
-        self._counter = AllocationCounter()
-        self._counter.limit(self.limit_bytes)
-        self._adopted = AdoptedArrays(self._counter.count, self._lose_adopted)
-        self._others = OtherPools(gpu, self._counter, self.pool)
-        self._allocator = Allocator(
-            gpu, self.pool, self._counter, self._others, self._count_others
+        self.counter = AllocationCounter()
+        self.counter.limit(self.limit_bytes)
+        self._adopted = AdoptedArrays(self.counter.count, self._lose_adopted)
+        self._others = OtherPools(gpu, self.counter, self.pool)
+        self.allocator = Allocator(
+            gpu, self.pool, self.counter, self._others, self._count_others
         )
         self._installed = False
 
@@ -61,13 +62,13 @@ class CudaMemory(Memory):
                 'session before entering another one.'
             )
         try:
-            self._gpu.cuda.set_allocator(self._allocator.pointer)
+            self._gpu.cuda.set_allocator(self.allocator.pointer)
         except ValueError as error:
             raise SessionError(
                 'no session can start inside cupy.cuda.using_allocator; start it '
                 'outside.'
             ) from error
-        self._allocator.begin(reclaim, previous)
+        self.allocator.begin(reclaim, previous)
         self._installed = True
         self.pool.enforces_limit = True
         self._count_others()
@@ -80,8 +81,8 @@ class CudaMemory(Memory):
             return
         self._installed = False
         self.pool.enforces_limit = False  # graphs that the program keeps come back
-        previous = self._allocator.end()
-        if self._gpu.cuda.get_allocator() is self._allocator.pointer:
+        previous = self.allocator.end()
+        if self._gpu.cuda.get_allocator() is self.allocator.pointer:
             self._gpu.cuda.set_allocator(previous)
         self._others.forget()
         self.pool.set_external_bytes(self._elsewhere_bytes)
@@ -92,10 +93,10 @@ class CudaMemory(Memory):
 
     def close(self) -> None:
         self._adopted.clear()
-        self._allocator.close()
+        self.allocator.close()
 
     def without_reclaim(self) -> AbstractContextManager[None]:
-        return self._allocator.without_reclaim()
+        return self.allocator.without_reclaim()
 
     def adopt(self, arrays: Iterable[Array]) -> None:
         others = [array for array in arrays if not self._knows(array.data.mem)]
@@ -113,23 +114,11 @@ class CudaMemory(Memory):
 
     def allocate(self, nbytes: int) -> Root:
         with self._gpu.current():
-            return self._allocator.pointer(nbytes).mem
-
-    def track(self, root: Root) -> Callable[[], Allocation | None] | None:
-        """Finds the owner of memory for as long as it lives; None for other memory."""
-        return self._allocator.track(root)
-
-    def find_stream(self, root: Root) -> Any:
-        """The stream on which memory is used again; None for other memory."""
-        return self._allocator.find_stream(root)
-
-    def find_owner(self, root: Root) -> Allocation | None:
-        """The owner of memory that comes from here; None for other memory."""
-        return self._allocator.find_owner(root)
+            return self.allocator.pointer(nbytes).mem
 
     def ident_of(self, root: Root) -> int:
         """Id of an allocation; 0 if it is not counted."""
-        return self._allocator.ident_of(root) or self._adopted.ident_at(root.ptr)
+        return self.allocator.ident_of(root) or self._adopted.ident_at(root.ptr)
 
     def _knows(self, root: Root) -> bool:
         """Whether an allocation is counted, or has no bytes."""
@@ -142,18 +131,6 @@ class CudaMemory(Memory):
 
     # -- counting -----------------------------------------------------------
     @property
-    def used_bytes(self) -> int:  # type: ignore[override]
-        return self._counter.used_bytes
-
-    @property
-    def peak_bytes(self) -> int:  # type: ignore[override]
-        return self._counter.peak_bytes
-
-    @property
-    def window_peak_bytes(self) -> int:  # type: ignore[override]
-        return self._counter.window_peak_bytes
-
-    @property
     def other_bytes(self) -> int:
         """See [other pools] in :mod:`.allocator`."""
         return self._others.nbytes
@@ -165,53 +142,37 @@ class CudaMemory(Memory):
 
     @property
     def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
-        return self._allocator.last_failure
+        return self.allocator.last_failure
 
     @property
     def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
-        return self._allocator.reclaim_error
+        return self.allocator.reclaim_error
 
     @property
     def wanted_bytes(self) -> int:  # type: ignore[override]
-        return self._allocator.wanted_bytes
+        return self.allocator.wanted_bytes
 
     def raise_limit(self, nbytes: int) -> bool:
         raised = self.pool.raise_limit(nbytes)
-        self._counter.limit(self.pool.limit_bytes)
+        self.counter.limit(self.pool.limit_bytes)
         return raised
 
     def restore_limit(self) -> None:
+        super().restore_limit()
         self.pool.set_limit(self.limit_bytes)
-        self._counter.limit(self.limit_bytes)
 
     def forget_failure(self) -> None:
-        self._allocator.forget_failure()
-
-    def reset_peak(self) -> None:
-        self._counter.reset_peak()
-
-    def reset_window(self) -> None:
-        self._counter.reset_window()
-
-    def start_events(self) -> None:
-        self._counter.start_events()
-
-    @property
-    def event_count(self) -> int:
-        return self._counter.event_count
-
-    def take_events(self) -> list[tuple[int, int]]:
-        return self._counter.take_events()
+        self.allocator.forget_failure()
 
     def watch_pool(self, watched: bool) -> None:
         self.pool.watch(watched)
-        self._counter.watch(watched)
+        self.counter.watch(watched)
 
     def pool_figures(self, new_peak: bool = False) -> PoolFigures:
-        used, peak = self._counter.sample(new_peak)
+        used, peak = self.counter.sample(new_peak)
         pool = self.pool
         free = max(0, pool.footprint_bytes - (used - self._elsewhere_bytes))
-        from_pool = pool.from_pool + self._counter.from_pool
+        from_pool = pool.from_pool + self.counter.from_pool
         return PoolFigures(used, free, from_pool, pool.from_driver, peak)
 
     @property
@@ -220,11 +181,11 @@ class CudaMemory(Memory):
         return self._adopted.nbytes + self._others.nbytes
 
     def _count_others(self) -> None:
-        self._others.count(self._adopted.nbytes, self._allocator.previous)
+        self._others.count(self._adopted.nbytes, self.allocator.previous)
         self.pool.set_external_bytes(self._elsewhere_bytes)
 
     def _lose_adopted(self, ident: int, nbytes: int) -> None:
-        self._counter.uncount(ident, nbytes)
+        self.counter.uncount(ident, nbytes)
         if self._installed:
-            self._counter.recounts = True
+            self.counter.recounts = True
         self.pool.set_external_bytes(self._elsewhere_bytes)

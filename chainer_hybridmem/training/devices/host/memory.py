@@ -46,7 +46,7 @@ class HostMemory(Memory):
         )
 
     @functools.cached_property
-    def counter(self) -> Counter:
+    def counter(self) -> Counter:  # type: ignore[override]
         """Made when it is needed: it takes memory that outlives the device."""
         return Counter(self.limit_bytes, self._call_reclaim)
 
@@ -142,18 +142,6 @@ class HostMemory(Memory):
 
     # -- counting -----------------------------------------------------------
     @property
-    def used_bytes(self) -> int:  # type: ignore[override]
-        return self.counter.used_bytes
-
-    @property
-    def peak_bytes(self) -> int:  # type: ignore[override]
-        return self.counter.peak_bytes
-
-    @property
-    def window_peak_bytes(self) -> int:  # type: ignore[override]
-        return self.counter.window_peak_bytes
-
-    @property
     def wanted_bytes(self) -> int:  # type: ignore[override]
         return self.counter.wanted_bytes
 
@@ -163,15 +151,6 @@ class HostMemory(Memory):
             return False
         self.counter.limit(self.counter.limit_bytes + nbytes)
         return True
-
-    def restore_limit(self) -> None:
-        self.counter.limit(self.limit_bytes)
-
-    def reset_peak(self) -> None:
-        self.counter.reset_peak()
-
-    def reset_window(self) -> None:
-        self.counter.reset_window()
 
     @property
     def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
@@ -183,16 +162,6 @@ class HostMemory(Memory):
     @property
     def reclaim_error(self) -> BaseException | None:  # type: ignore[override]
         return self.counter.error
-
-    def start_events(self) -> None:
-        self.counter.start_events()
-
-    @property
-    def event_count(self) -> int:
-        return self.counter.event_count
-
-    def take_events(self) -> list[tuple[int, int]]:
-        return self.counter.take_events()
 
     def watch_pool(self, watched: bool) -> None:
         """See :class:`.Memory`; the native handler always counts."""
