@@ -25,7 +25,7 @@ class Beginnings:
         begin: Callable[[], None],
         start_backward: Callable[[], None],
     ) -> None:
-        self._apply = apply = chainer.FunctionNode.apply
+        apply = chainer.FunctionNode.apply
         setup = chainer.Optimizer.setup
         backward = _backprop._backprop_to_all
 

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from chainer_hybridmem.planning.records.profile import Slot
 from chainer_hybridmem.training.chainer_access import graph
 from chainer_hybridmem.training.chainer_access.owners import is_parameter
 from chainer_hybridmem.training.devices.bits import fingerprint
@@ -25,7 +24,7 @@ class RecipeTrials:
 
     Args:
         device (Device): Where functions run.
-        maps (RunningMaps): Knows the feature maps of the running graph.
+        executor (Executor): Knows the feature maps of the running graph.
         positions (mapping): Operation of each function that is complete.
 
     Attributes:
@@ -35,16 +34,18 @@ class RecipeTrials:
     def __init__(
         self,
         device: Device,
-        maps: RunningMaps,
+        executor: Executor,
         positions: weakref.WeakKeyDictionary[Any, int],
     ) -> None:
         self._device = device
-        self._maps = maps
+        self._maps = executor.maps
+        # Copies of arrays by node, which are dropped when memory is short.
+        self._spare = executor.evictor.spare
         self._positions = positions
         self._walker: Any = Walker(device)
-        self._written = WrittenMemory(maps)
-        self._step: Step | None = None  # the function that runs
-        self._pristine: Any = None  # the same, as it was before
+        # A function, what it has read, and what is noted of a change.
+        self._readings: list[tuple[Step, Reading, int]] = []
+        self._pristine: Any = None  # the function that runs, as it was before
         self._inputs: list[Reading] = []  # what it reads, until it is complete
         self._given: list[Reading] = []  # attributes from which it starts
         self._held: tuple[Step, Any, tuple[Array, ...]] | None = None
@@ -56,18 +57,15 @@ class RecipeTrials:
         self._walker = Walker(self._device, timed=False)
 
     # -- in the order of calls, for every function ----------------------------
-    def begin(
-        self, step: Step, function: Any, inputs: Any, given: Iterable[Array]
-    ) -> None:
+    def begin(self, function: Any, inputs: Any, given: Iterable[Array]) -> None:
         """Before a forward function runs.
 
         Args:
-            step: The operation.
             function: Its forward has not been called.
             inputs: What it reads.
             given: Arrays that it has as attributes already.
         """
-        self._step, self._pristine = step, None
+        self._pristine = None
         if trust.is_trusted(function):
             self._pristine = graph.pristine(function)
         self._inputs = [Reading(self._device, x) for x in inputs]
@@ -91,7 +89,7 @@ class RecipeTrials:
         for node, reading in zip(function.inputs, readings, strict=True):
             permanent = reading.allocation in self._maps.permanent
             if not permanent or is_parameter(node):
-                self._written.watch(step, reading, reading.allocation)
+                self._readings.append((step, reading, reading.allocation))
 
     def complete(self, step: Step, function: Any, made: dict[str, Array]) -> None:
         """After it has left its arrays in the graph: finds its recipes.
@@ -112,24 +110,27 @@ class RecipeTrials:
             if self._try_fused(step, function, arrays):
                 self._try_whole(step, before, function, inputs, made)
             for reading in self._given:
-                self._written.watch(step, reading, OF_ATTRIBUTE)
+                self._readings.append((step, reading, OF_ATTRIBUTE))
         self._forget_chains()
 
     # -- at the end -----------------------------------------------------------
     def end_forward(self) -> None:
         """Forward ends: compares what functions have read, and gives up copies."""
         self._drop_copies()  # their nodes would keep the graph
-        self._written.find()
+        for step, reading, noted in self._readings:
+            if reading.changed() or self._maps.is_rewritten(reading.allocation):
+                step.written.add(noted)
+        self._readings.clear()
 
     def close(self) -> None:
         """Frees what trials need."""
         self._held = self._walker = None
-        self._written.forget()
+        self._readings.clear()
         self._drop_copies()
 
     def _drop_copies(self) -> None:
         self._chains.clear()
-        self._maps.spare.clear()
+        self._spare.clear()
 
     # -- trials ---------------------------------------------------------------
     def _try_fused(self, step: Step, function: Any, arrays: dict[Any, Array]) -> bool:
@@ -137,7 +138,7 @@ class RecipeTrials:
         whole = True
 
         def fetch(node: Any) -> Array:
-            for source in (arrays, self._maps.spare):
+            for source in (arrays, self._spare):
                 if node in source:
                     return source[node]
             array = graph.node_array(node)
@@ -185,7 +186,7 @@ class RecipeTrials:
         ReLU that follows would find nothing to compare with. The executor gives
         the copies up as soon as memory is short.
         """
-        device, spare = self._device, self._maps.spare
+        device, spare = self._device, self._spare
         if not fused_replays.may_go_on(functions[-1]):
             return
         nodes = fused_replays.find_inputs(functions)
@@ -211,9 +212,8 @@ class RecipeTrials:
                 alive.append((reference, nodes))
         self._chains = alive
         needed = {node for _, nodes in alive for node in nodes}
-        spare = self._maps.spare
-        for node in [node for node in spare if node not in needed]:
-            del spare[node]
+        for node in [node for node in self._spare if node not in needed]:
+            del self._spare[node]
 
 
 # -- what functions have read -------------------------------------------------
@@ -280,85 +280,3 @@ class Reading:
         if memory is None:
             return self._changed
         return self._checksum(memory) != self._before
-
-
-class WrittenMemory:
-    """Finds what the program has changed in place since a function has read it.
-
-    Args:
-        maps (RunningMaps): Tells which maps were written into after they had left.
-    """
-
-    def __init__(self, maps: RunningMaps) -> None:
-        self._maps = maps
-        # A function, what it has read, and what is noted of a change.
-        self._readings: list[tuple[Step, Reading, int]] = []
-
-    def watch(self, step: Step, reading: Reading, allocation: int) -> None:
-        """Compares a reading at the end of forward.
-
-        Args:
-            step: The function that has read it; a change is noted there.
-            reading: What it was.
-            allocation: What is noted; ``OF_ATTRIBUTE`` for an attribute.
-        """
-        self._readings.append((step, reading, allocation))
-
-    def find(self) -> None:
-        """Compares all readings, and forgets them."""
-        for step, reading, noted in self._readings:
-            if reading.changed() or self._maps.is_rewritten(reading.allocation):
-                step.written.add(noted)
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops all readings."""
-        self._readings.clear()
-
-
-class RunningMaps:
-    """Answers questions about the feature maps of the running graph.
-
-    Args:
-        executor (Executor): Follows the iteration's plan.
-    """
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    @property
-    def permanent(self) -> set[int]:
-        """Allocations that never leave."""
-        return self._executor.maps.permanent
-
-    @property
-    def pinned(self) -> set[int]:
-        """Permanent allocations that the graph refers to itself."""
-        return self._executor.maps.pinned
-
-    @property
-    def parked(self) -> set[int]:
-        """Allocations of parameters and states before and after they were away."""
-        return self._executor.maps.parked
-
-    @property
-    def spare(self) -> dict[Any, Any]:
-        """Copies of arrays by node; the executor drops them when memory is short."""
-        return self._executor.evictor.spare
-
-    def list_allocations(self, function: Any) -> list[int]:
-        """Ids of the allocations that a function's backward reads."""
-        return [live.allocation for live in self._executor.maps.find(function)]
-
-    def list_slots(self, function: Any) -> list[tuple[int, list[Slot]]]:
-        """The same allocations with their slots of this iteration."""
-        maps = self._executor.maps.find(function)
-        return [(live.allocation, live.slots.name_present()) for live in maps]
-
-    def knows(self, node: Any) -> bool:
-        """Whether a node retains a feature map, present or away."""
-        return self._executor.maps.find_of_node(node) is not None
-
-    def is_rewritten(self, allocation: int) -> bool:
-        """Whether the program has changed a map before it was copied out."""
-        return self._executor.maps.is_rewritten(allocation)

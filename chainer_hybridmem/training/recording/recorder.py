@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.planning.records.profile import (
     AFTER_BACKWARD,
     Category,
@@ -29,11 +30,11 @@ from chainer_hybridmem.training.chainer_access.owners import Owner, is_parameter
 from chainer_hybridmem.training.devices.protocol import Array, Device
 from chainer_hybridmem.training.execution import Executor
 from chainer_hybridmem.training.recording.profile_builder import ProfileBuilder
-from chainer_hybridmem.training.recording.recipe_trials import RecipeTrials, RunningMaps
+from chainer_hybridmem.training.recording.recipe_trials import RecipeTrials
 from chainer_hybridmem.training.recording.steps import (
     IN_GRAPH,
     Allocations,
-    HookLog,
+    HookCall,
     ModelMemory,
     Recording,
     Span,
@@ -60,11 +61,11 @@ class Recorder:
         self, device: Device, executor: Executor, trial: bool, draft: bool
     ) -> None:
         self._device = device
-        self._maps = RunningMaps(executor)
+        self._maps = executor.maps
         self.trial = trial
         self.draft = draft
         self._merges_small = True
-        self._hooks = HookLog(device)
+        self._hooks: list[HookCall] = []
         self._steps: list[Step] = []
         self._spans: list[Span] = []
         self._allocations = Allocations(device)
@@ -75,7 +76,7 @@ class Recorder:
             weakref.WeakKeyDictionary()
         )
         self._trials = (
-            RecipeTrials(device, self._maps, self._positions) if trial else None
+            RecipeTrials(device, executor, self._positions) if trial else None
         )
         device.memory.start_events()
         self._initial_bytes = device.memory.used_bytes
@@ -106,24 +107,28 @@ class Recorder:
     # -- hooks ------------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        self._hooks.enter()
+        mark, now = self._device.clock.mark(), timing.now()
+        position = self._device.memory.event_count
+        self._hooks.append(HookCall(mark, mark, now, now, position, position))
 
     def leave(self) -> None:
         """The session's hook ends."""
-        self._hooks.leave()
+        call = self._hooks[-1]
+        call.end_event = self._device.memory.event_count
+        call.left, call.left_seconds = self._device.clock.mark(), timing.now()
 
     def forward_starts(
         self, label: str, function: Any, specs: tuple[str, ...], inputs: Any
     ) -> None:
         """Before a forward function runs."""
         reads = tuple(self._allocations.identify(x) for x in inputs)
-        hook = self._hooks.latest
+        hook = len(self._hooks) - 1
         step = Step(label, Phase.FORWARD, hook, -1, specs, reads)
         self._steps.append(step)
         given = dict(graph.attribute_arrays(function, self._device.arrays.owns))
         self._before = set(given)
         if self._trials is not None:
-            self._trials.begin(step, function, inputs, given.values())
+            self._trials.begin(function, inputs, given.values())
 
     def forward_ran(self, inputs: tuple[Array, ...]) -> None:
         """After a forward function has run; a trial holds its inputs."""
@@ -137,8 +142,8 @@ class Recorder:
         self._positions[function] = k
         if self._trials is not None:
             self._trials.watch_inputs(step, function)
-        for allocation, slots in self._maps.list_slots(function):
-            self._allocations.add_slots(allocation, slots)
+        for live in self._maps.find(function):
+            self._allocations.add_slots(live.allocation, live.slots.name_present())
         made = {
             name: array
             for name, array in graph.attribute_arrays(
@@ -175,8 +180,8 @@ class Recorder:
         while self._steps and self._steps[-1].phase in AFTER_BACKWARD:
             self._steps.pop()  # that was not the end of backward
         self._graph_life.watch(function)
-        k, hook = len(self._steps), self._hooks.latest
-        reads = tuple(self._maps.list_allocations(function))
+        k, hook = len(self._steps), len(self._hooks) - 1
+        reads = tuple(live.allocation for live in self._maps.find(function))
         self._steps.append(Step(label, Phase.BACKWARD, hook, forward, (), reads))
         for allocation in reads:
             self._allocations.add_use(allocation, k)
@@ -187,7 +192,7 @@ class Recorder:
         Args:
             nbytes: What this one sends, and receives.
         """
-        hook = self._hooks.latest
+        hook = len(self._hooks) - 1
         step = Step(
             'all-reduce', Phase.ALL_REDUCE, hook, -1, (), exchanged_bytes=nbytes
         )
@@ -195,7 +200,7 @@ class Recorder:
 
     def all_reduce_ends(self) -> None:
         """After that: the update begins."""
-        self._steps.append(_make_update(self._hooks.latest))
+        self._steps.append(_make_update(len(self._hooks) - 1))
 
     def label_of(self, forward: int, otherwise: str) -> str:
         """Label of a forward operation of this iteration."""
@@ -223,7 +228,7 @@ class Recorder:
             iteration.
         """
         retained = graph.retained_array(node) is not None
-        in_graph = retained or self._maps.knows(node)
+        in_graph = retained or self._maps.find_of_node(node) is not None
         if in_graph or is_parameter(node):
             return IN_GRAPH
         creator = node.creator_node
@@ -261,10 +266,10 @@ class Recorder:
         if self._steps[-1].phase is not Phase.UPDATE:
             # The last hook is the one that ended the iteration; the one before is
             # the last backward's: the update runs between them.
-            self._steps.append(_make_update(self._hooks.latest - 1))
+            self._steps.append(_make_update(len(self._hooks) - 2))
         recording = Recording(
             device=self._device,
-            hooks=self._hooks.calls,
+            hooks=self._hooks,
             steps=self._steps,
             raw_events=np.array(self._device.memory.take_events(), np.int64).reshape(
                 -1, 2

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.planning.records.profile import Category, Phase, Slot, Split
 from chainer_hybridmem.training.chainer_access.owners import Owner
 from chainer_hybridmem.training.devices.protocol import Device, Mark
@@ -25,38 +24,6 @@ class HookCall:
     left_seconds: float
     first_event: int
     end_event: int
-
-
-class HookLog:
-    """Logs hook calls.
-
-    Args:
-        device (Device): Tells the time and counts events.
-
-    Attributes:
-        calls (list of HookCall): In order.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.calls: list[HookCall] = []
-
-    @property
-    def latest(self) -> int:
-        """Index of the latest call."""
-        return len(self.calls) - 1
-
-    def enter(self) -> None:
-        """The session's hook begins."""
-        mark, now = self._device.clock.mark(), timing.now()
-        position = self._device.memory.event_count
-        self.calls.append(HookCall(mark, mark, now, now, position, position))
-
-    def leave(self) -> None:
-        """The session's hook ends."""
-        call = self.calls[-1]
-        call.end_event = self._device.memory.event_count
-        call.left, call.left_seconds = self._device.clock.mark(), timing.now()
 
 
 NOT_OF_DEVICE = 0  # in place of an allocation id
