@@ -6,14 +6,13 @@ import dataclasses
 
 import pytest
 from support import networks, recordings, toys
-from support.timelines import operation_loads
+from support.timelines import check_trace, operation_loads
 
 from chainer_hybridmem.errors import FormatError, InfeasibleError, PlanError
 from chainer_hybridmem.planning.layouts import (
     in_core_trace,
     planned_trace,
 )
-from chainer_hybridmem.planning.layouts.trace import check_trace
 from chainer_hybridmem.planning.planners import make_plan
 from chainer_hybridmem.planning.records.validation import check_plan
 from chainer_hybridmem.planning.search.candidates import least_memory
@@ -42,6 +41,7 @@ def test_loads_are_those_of_the_checker(seed):
         for plan in plans(profile):
             trace = planned_trace(profile, plan)
             loads = check_plan(profile, plan)
+            check_trace(trace)
             assert operation_loads(trace) == loads
             assert trace.peak_load_bytes == max(loads)
             made += 1
@@ -63,6 +63,7 @@ def test_what_crosses_comes_back_to_where_it_was():
     trace = planned_trace(profile, plan)
     pairs = {(trace.name(left), trace.name(taken)) for left, taken in trace.carried}
     moved = profile.persistent_storages()
+    check_trace(trace)
     assert pairs == {(f'in{s.id}', f's{s.id}') for s in moved}
 
 

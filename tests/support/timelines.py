@@ -42,3 +42,21 @@ def operation_loads(trace):
         int(every[first : max(first, last) + 1].max())
         for first, last in itertools.pairwise(bounds)
     ]
+
+
+def check_trace(trace):
+    """The events of a trace do not contradict each other, nor what is carried."""
+    n = len(trace.sizes)
+    alive, gone = set(), set()
+    for event in trace.events:
+        buffer = abs(event) - 1
+        assert 0 <= buffer < n and buffer not in gone
+        if event > 0:
+            assert buffer not in alive
+            alive.add(buffer)
+        else:
+            gone.add(buffer)
+    lower, upper = trace.lifetimes()
+    for left, taken in trace.carried:
+        assert lower[left] > 0 and upper[left] == trace.end
+        assert not lower[taken] and trace.sizes[left] == trace.sizes[taken]

@@ -20,7 +20,7 @@ from numba import types
 
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.jit import compiled
-from chainer_hybridmem.planning.layouts.trace import Trace, check_trace
+from chainer_hybridmem.planning.layouts.trace import Trace
 
 Log = Sequence[tuple[Hashable, int]]
 LEAST_SHARE = 0.5  # of the log that the repetition must cover
@@ -116,9 +116,7 @@ def _slice(
         gone = taken < before and taken not in staying and position >= found.start
         if gone and left in staying and sizes[left] == sizes[taken]:
             carried.append((left, taken))
-    trace = Trace(tuple(sizes), tuple(events), (), tuple(carried))
-    check_trace(trace)
-    return trace
+    return Trace(tuple(sizes), tuple(events), (), tuple(carried))
 
 
 def _follow(

@@ -17,7 +17,7 @@ import bisect
 import enum
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planning.layouts.trace import Trace, check_trace
+from chainer_hybridmem.planning.layouts.trace import Trace
 from chainer_hybridmem.planning.records.profile import (
     Category,
     Operation,
@@ -181,7 +181,7 @@ class _Forward:
         steps.sort()
         moments = [moment for moment, _ in steps]
         firsts = [op.first_event for op in self.profile.operations]
-        trace = Trace(
+        return Trace(
             sizes=tuple(storages[0].nbytes for storages in members.values()),
             events=tuple(event for _, event in steps),
             names=tuple(f's{storages[0].id}' for storages in members.values()),
@@ -189,8 +189,6 @@ class _Forward:
                 bisect.bisect_left(moments, (first, _AT)) for first in firsts
             ),
         )
-        check_trace(trace)
-        return trace
 
     def _free(self, storage: Storage) -> _Moment:
         """When it goes, if it goes."""

@@ -97,49 +97,6 @@ def loads(
     return np.cumsum(changes)[:end]
 
 
-def check_trace(trace: Trace) -> None:
-    """Refuses a trace whose events contradict each other.
-
-    Raises:
-        FormatError: Naming the first contradiction.
-    """
-    n = len(trace.sizes)
-    check_sizes(trace.sizes)
-    if trace.names and len(trace.names) != n:
-        raise FormatError(f'The trace has {n} buffers and {len(trace.names)} names.')
-    _check_events(trace)
-    _check_carried(trace)
-
-
-def _check_events(trace: Trace) -> None:
-    n = len(trace.sizes)
-    state = [0] * n  # 1 alive by its malloc, 2 freed
-    for position, event in enumerate(trace.events):
-        if not 0 < abs(event) <= n:
-            raise FormatError(f'Event {position} ({event}) names none of {n} buffers.')
-        buffer = abs(event) - 1
-        if state[buffer] == 2 or (event > 0 and state[buffer] == 1):
-            what = 'allocated' if event > 0 else 'freed'
-            raise FormatError(
-                f'Event {position}: buffer {trace.name(buffer)} is {what} a second '
-                f'time, or after its free.'
-            )
-        state[buffer] = 1 if event > 0 else 2
-
-
-def _check_carried(trace: Trace) -> None:
-    n = len(trace.sizes)
-    lower, upper = trace.lifetimes()
-    for left, taken in trace.carried:
-        fits = 0 <= left < n and 0 <= taken < n
-        fits = fits and lower[left] > 0 and upper[left] == trace.end
-        if not fits or lower[taken] or trace.sizes[left] != trace.sizes[taken]:
-            raise FormatError(
-                f'Buffer {left} is carried into the next iteration as {taken}, which '
-                f'their lifetimes or sizes contradict.'
-            )
-
-
 def check_sizes(sizes: Sequence[int]) -> None:
     """Refuses too many buffers, too many bytes, and sizes below zero.
 
@@ -190,14 +147,13 @@ def from_lifetimes(
     order = [(start, 1, i + 1) for i, start in enumerate(lower)]
     order += [(stop, 0, -(i + 1)) for i, stop in enumerate(upper)]
     order.sort()
-    trace = Trace(
+    check_sizes(sizes)
+    return Trace(
         tuple(int(s) for s in sizes),
         tuple(e for _, _, e in order),
         tuple(names),
         times=tuple(int(time) for time, _, _ in order),
     )
-    check_trace(trace)
-    return trace
 
 
 def from_log(log: Iterable[tuple[Hashable, int]]) -> Trace:
@@ -229,6 +185,5 @@ def from_log(log: Iterable[tuple[Hashable, int]]) -> Trace:
         sizes.append(int(nbytes))
         names.append(f'{key}' if isinstance(key, str) else f'{len(names)}')
         events.append(len(sizes))
-    trace = Trace(tuple(sizes), tuple(events), tuple(names))
-    check_trace(trace)
-    return trace
+    check_sizes(sizes)
+    return Trace(tuple(sizes), tuple(events), tuple(names))

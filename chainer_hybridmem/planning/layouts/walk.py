@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from chainer_hybridmem.errors import FormatError, PlanError
-from chainer_hybridmem.planning.layouts.trace import Trace, check_trace
+from chainer_hybridmem.planning.layouts.trace import Trace, check_sizes
 from chainer_hybridmem.planning.records.plan import Plan, Replay
 from chainer_hybridmem.planning.records.profile import (
     Category,
@@ -70,15 +70,14 @@ class _Writer(Walk):
         """The whole iteration."""
         self._start()
         self.run()
-        trace = Trace(
+        check_sizes(self._sizes)
+        return Trace(
             tuple(self._sizes),
             tuple(self._events),
             tuple(self._names),
             self._carried(),
             tuple(self._starts),
         )
-        check_trace(trace)
-        return trace
 
     # -- buffers -------------------------------------------------------------------
 
