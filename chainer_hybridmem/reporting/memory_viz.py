@@ -6,19 +6,19 @@ operations and categories are those of the iteration.
 
 Note: [addresses]
     Neither a profile nor a measured timeline knows addresses, and the viewer needs
-    some. They are made up: best fit in one segment, from address 0x100000000 on. So
-    the timeline of active memory is right, and the picture of the segment shows one
-    possible layout, not the one that was.
+    some. They are made up: SmartPool's layout in one segment, from address 0x100000000
+    on. So the timeline of active memory is right, and the picture of the segment shows
+    one possible layout, not the one that was.
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import pickle
 from collections.abc import Iterable
 from typing import Any
 
+from chainer_hybridmem.planning.layouts import from_log, smartpool
 from chainer_hybridmem.planning.records.measured_timeline import OPERATIONS, Measured
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.records.profile import Category, Profile
@@ -114,25 +114,32 @@ def make_snapshot(events: Iterable[Event], initial_bytes: int) -> dict[str, Any]
     events = list(events)
     made = {event.block for event in events if event.block > 0}
     before = [e for e in events if e.block < 0 and -e.block not in made]
-    space, live, trace = _Space(), {}, []
     rest = initial_bytes - sum(event.nbytes for event in before)
     blocks = {-event.block: event.nbytes for event in before}
     if rest > 0:
         blocks[0] = rest
     frames = [_frame('before', 0, 'there before the iteration')]
-    for block, nbytes in blocks.items():
-        live[block] = space.take(nbytes), nbytes, frames, UNKNOWN
+    live = {block: Event(block, nbytes, frames) for block, nbytes in blocks.items()}
+    allocated = [*live.values(), *(event for event in events if event.block > 0)]
+    log = [(event.block, max(1, event.nbytes)) for event in allocated[: len(live)]]
+    log += [(abs(e.block), max(1, e.nbytes) if e.block > 0 else -1) for e in events]
+    layout = smartpool(from_log(log), _UNIT_BYTES)
+    addresses = {
+        event.block: FIRST_ADDRESS + offset
+        for event, offset in zip(allocated, layout.offsets, strict=True)
+    }
+    trace = []
     for event in events:
+        address = addresses[abs(event.block)]
         if event.block > 0:
-            address = space.take(event.nbytes)
-            live[event.block] = address, event.nbytes, event.frames, event.category
+            live[event.block] = event
             trace.append(_entry('alloc', address, event, event.category))
             continue
-        address, nbytes, _, category = live.pop(-event.block)
-        space.give(address, nbytes)
+        category = live.pop(-event.block).category
         for action in ('free_requested', 'free_completed'):
             trace.append(_entry(action, address, event, category))
-    segment = _segment(space, list(live.values()))
+    left = [(addresses[block], event) for block, event in live.items()]
+    segment = _segment(layout.footprint_bytes, left)
     whole = Event(0, segment['total_size'], frames)
     head = _entry('segment_alloc', FIRST_ADDRESS, whole, UNKNOWN)
     end = Event(0, 0, [_frame('after', 0, 'the end of the iteration')])
@@ -152,7 +159,7 @@ def _entry(action: str, address: int, event: Event, category: str) -> dict[str, 
     }
 
 
-def _segment(space: _Space, live: list[tuple[int, int, Frames, str]]) -> dict[str, Any]:
+def _segment(total_bytes: int, live: list[tuple[int, Event]]) -> dict[str, Any]:
     """The one segment; its blocks lie side by side, as the viewer adds up sizes."""
     blocks: list[dict[str, Any]] = []
     position = FIRST_ADDRESS
@@ -161,17 +168,19 @@ def _segment(space: _Space, live: list[tuple[int, int, Frames, str]]) -> dict[st
         if end > position:
             blocks.append(_block(position, end - position, 0, 'inactive', []))
 
-    for address, nbytes, frames, _ in sorted(live, key=lambda item: item[0]):
+    for address, event in sorted(live, key=lambda item: item[0]):
         hole(address)
-        size = _rounded(nbytes)
-        blocks.append(_block(address, size, nbytes, 'active_allocated', frames))
+        size = max(1, -(-event.nbytes // _UNIT_BYTES)) * _UNIT_BYTES
+        blocks.append(
+            _block(address, size, event.nbytes, 'active_allocated', event.frames)
+        )
         position = address + size
-    hole(FIRST_ADDRESS + space.highest)
+    hole(FIRST_ADDRESS + total_bytes)
     active = sum(b['requested_size'] for b in blocks)
     return {
         'device': 0,
         'address': FIRST_ADDRESS,
-        'total_size': space.highest,
+        'total_size': total_bytes,
         'allocated_size': active,
         'active_size': active,
         'requested_size': active,
@@ -197,45 +206,6 @@ def _block(
 
 def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
     return {'filename': filename, 'line': line, 'name': name}
-
-
-def _rounded(nbytes: int) -> int:
-    return max(1, -(-nbytes // _UNIT_BYTES)) * _UNIT_BYTES
-
-
-class _Space:
-    """Best fit; see Note: [addresses]."""
-
-    def __init__(self) -> None:
-        self.top = self.highest = 0  # from the first address
-        self._holes: list[tuple[int, int]] = []  # start and size, by start
-
-    def take(self, nbytes: int) -> int:
-        size = _rounded(nbytes)
-        fitting = [(n, i) for i, (_, n) in enumerate(self._holes) if n >= size]
-        if not fitting:
-            start, self.top = self.top, self.top + size
-            self.highest = max(self.highest, self.top)
-            return FIRST_ADDRESS + start
-        _, index = min(fitting)
-        start, have = self._holes.pop(index)
-        if have > size:
-            self._holes.insert(index, (start + size, have - size))
-        return FIRST_ADDRESS + start
-
-    def give(self, address: int, nbytes: int) -> None:
-        start, size = address - FIRST_ADDRESS, _rounded(nbytes)
-        index = bisect.bisect(self._holes, (start, 0))
-        if index < len(self._holes) and self._holes[index][0] == start + size:
-            size += self._holes.pop(index)[1]
-        if index and sum(self._holes[index - 1]) == start:
-            index -= 1
-            before, more = self._holes.pop(index)
-            start, size = before, size + more
-        if start + size == self.top:
-            self.top = start
-        else:
-            self._holes.insert(index, (start, size))
 
 
 class _Log(Walk):
