@@ -148,7 +148,7 @@ def copy_once(
     for transfer in (t for lane in transfers for t in lane):
         device.copies.wait(transfer)
     seconds = time.process_time() - cpu
-    ends = [[begin, *(t.span().after(0.0)[1] for t in lane)] for lane in transfers]
+    ends = [[begin, *(t.completion.after(0.0)[1] for t in lane)] for lane in transfers]
     for _, _, spaces in lanes:
         for space in spaces:
             space.close()

@@ -38,7 +38,7 @@ COPIER = """
         transfers = [device.copies.swap_out(root, space)[1] for root, space in pairs]
         for transfer in transfers:
             device.copies.wait(transfer)
-        return begin, *(t.span().after(0.0)[1] for t in transfers)
+        return begin, *(t.completion.after(0.0)[1] for t in transfers)
 
     device = HostDevice(1 << 26, rate, shared_link=name)
     device.memory.install(lambda nbytes: None)

@@ -47,8 +47,8 @@ from chainer_hybridmem.training.devices.host import device as host_device
 from chainer_hybridmem.training.devices.host import numpy_memory
 from chainer_hybridmem.training.devices.host.array_data import address_of
 from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES
-from chainer_hybridmem.training.devices.swap_store.space import Completion, Space
-from chainer_hybridmem.training.devices.values import Mark, Root, Span, Transfer
+from chainer_hybridmem.training.devices.swap_store.space import Space
+from chainer_hybridmem.training.devices.values import Completion, Mark, Root, Transfer
 from chainer_hybridmem.training.session.setting import link_measurement
 
 _replay = graph.replay
@@ -306,7 +306,7 @@ class VirtualCompletion(Completion):
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self.ended = float('inf')
+        self.began = self.ended = float('inf')
         self.error: str | None = None
 
     def done(self) -> bool:
@@ -314,6 +314,9 @@ class VirtualCompletion(Completion):
 
     def wait(self) -> None:
         self._machine.pass_to(self.ended)
+
+    def after(self, origin: Mark) -> tuple[float, float]:
+        return self.began - origin, self.ended - origin
 
 
 class _Copy:
@@ -405,22 +408,8 @@ class VirtualTransfer(Transfer):
         self.completion = copy.completion
         self.began, self.ended = copy.began, copy.ended
 
-    def done(self) -> bool:
-        return self.completion.done()
-
     def seconds(self) -> float:
         return self.ended - self.began
-
-    def span(self) -> Span:
-        return _Span(self.began, self.ended)
-
-
-class _Span(Span):
-    def __init__(self, began: float, ended: float) -> None:
-        self._began, self._ended = began, ended
-
-    def after(self, origin: Mark) -> tuple[float, float]:
-        return self._began - origin, self._ended - origin
 
 
 class VirtualCopies(CopyEngine):
@@ -457,6 +446,7 @@ class VirtualCopies(CopyEngine):
         self._machine.plan(copy, after, self.bandwidth)
         if isinstance(before, VirtualCompletion) and before.error and not outward:
             copy.fails = True
+        copy.completion.began = copy.began
         copy.completion.ended = self._free_from[outward] = copy.ended
         space.last = copy.completion
         return VirtualTransfer(copy, root)

@@ -19,13 +19,13 @@ from chainer_hybridmem.training.devices.ports import (
 )
 from chainer_hybridmem.training.devices.values import (
     Array,
+    Completion,
     Digest,
     HostCopy,
     Mark,
     PlaceFigures,
     PoolFigures,
     Root,
-    Span,
     Transfer,
     View,
 )
@@ -35,6 +35,7 @@ __all__ = [
     'Arrays',
     'Checks',
     'Clock',
+    'Completion',
     'Copies',
     'Device',
     'Digest',
@@ -45,7 +46,6 @@ __all__ = [
     'PlaceFigures',
     'PoolFigures',
     'Root',
-    'Span',
     'Transfer',
     'View',
 ]

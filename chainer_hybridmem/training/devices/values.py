@@ -69,8 +69,16 @@ class PlaceFigures(NamedTuple):
     taken: int
 
 
-class Span(abc.ABC):
-    """When a copy ran; keeps no memory alive."""
+class Completion(abc.ABC):
+    """When a copy ran, and whether it has finished; holds no array alive."""
+
+    @abc.abstractmethod
+    def done(self) -> bool:
+        """Whether the copy has finished or failed; never blocks."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Returns once it has."""
 
     @abc.abstractmethod
     def after(self, origin: Mark) -> tuple[float, float]:
@@ -78,21 +86,23 @@ class Span(abc.ABC):
 
 
 class Transfer(abc.ABC):
-    """One copy under way or finished."""
+    """One copy under way or finished.
+
+    Attributes:
+        nbytes (int): Its size.
+        completion (Completion): When it ran, or will have run.
+    """
 
     nbytes: int
+    completion: Completion
 
-    @abc.abstractmethod
     def done(self) -> bool:
         """Whether the copy has finished; never blocks."""
+        return self.completion.done()
 
     @abc.abstractmethod
     def seconds(self) -> float:
         """Time the copy itself took; only once it has finished."""
-
-    @abc.abstractmethod
-    def span(self) -> Span:
-        """When the copy ran, or will have run."""
 
     def carried(self, origin: Mark) -> tuple[float, float]:
         """When its link carried it; who waits for a throttled one may wake later.
@@ -100,7 +110,7 @@ class Transfer(abc.ABC):
         Args:
             origin: Both are in seconds after this mark; only once it has finished.
         """
-        return self.span().after(origin)
+        return self.completion.after(origin)
 
 
 class HostCopy(abc.ABC):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.training.devices.protocol import Span
+from chainer_hybridmem.training.devices.protocol import Completion
 from chainer_hybridmem.training.execution.live_map import LiveMap, State
 from chainer_hybridmem.training.execution.live_maps import PlannedMaps
 from chainer_hybridmem.training.execution.table import ActionTable
@@ -50,7 +50,7 @@ class Observer:
     def leaves(self, live: LiveMap) -> None:
         """The memory of a map is about to go, if it is still there."""
 
-    def copy(self, kind: str, storage: int, span: Span) -> None:
+    def copy(self, kind: str, storage: int, span: Completion) -> None:
         """A copy has been started; its kind is ``'swap-out'`` or ``'swap-in'``."""
 
     def released(self) -> None:
@@ -124,7 +124,7 @@ class Observers(Observer):
         for one in self.members:
             one.leaves(live)
 
-    def copy(self, kind: str, storage: int, span: Span) -> None:
+    def copy(self, kind: str, storage: int, span: Completion) -> None:
         for one in self.members:
             one.copy(kind, storage, span)
 
@@ -409,7 +409,7 @@ class Mover:
     def _tell_copy(self, kind: str, live: LiveMap) -> None:
         transfer = live.host.transfer
         if transfer is not None:
-            self._observers.copy(kind, live.storage, transfer.span())
+            self._observers.copy(kind, live.storage, transfer.completion)
 
 
 def _waits(live: LiveMap) -> bool:

@@ -17,7 +17,12 @@ from chainer_hybridmem.planning.records.measured_timeline import (
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.records.timeline import Interval
-from chainer_hybridmem.training.devices.protocol import Device, Mark, PoolFigures, Span
+from chainer_hybridmem.training.devices.protocol import (
+    Completion,
+    Device,
+    Mark,
+    PoolFigures,
+)
 from chainer_hybridmem.training.execution.mover import Observer
 from chainer_hybridmem.training.recording.stopwatch import Hooks
 
@@ -34,7 +39,7 @@ class Tracer(Hooks, Observer):
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self._copies: list[tuple[str, int, Span]] = []
+        self._copies: list[tuple[str, int, Completion]] = []
         self._stalls: list[tuple[str, int, Mark, Mark]] = []
         self._replays: list[tuple[int, Mark, Mark]] = []
         self._uses: list[tuple[int, int]] = []
@@ -74,7 +79,7 @@ class Tracer(Hooks, Observer):
         device.memory.reset_window()
 
     # -- reports of the executor ----------------------------------------------
-    def copy(self, kind: str, storage: int, span: Span) -> None:
+    def copy(self, kind: str, storage: int, span: Completion) -> None:
         """A copy has started."""
         self._copies.append((kind, storage, span))
         if kind == 'swap-in':

@@ -20,8 +20,8 @@ from chainer_hybridmem.training.devices.swap_store.blocks import (
     MemoryBlock,
     check_available,
 )
-from chainer_hybridmem.training.devices.swap_store.space import Completion, Space
-from chainer_hybridmem.training.devices.values import Mark, Root, Span, Transfer
+from chainer_hybridmem.training.devices.swap_store.space import Space
+from chainer_hybridmem.training.devices.values import Completion, Mark, Root, Transfer
 
 
 class CudaCopyEngine(CopyEngine):
@@ -68,14 +68,14 @@ class CudaCopyEngine(CopyEngine):
             self._ready.record(compute)  # a stream waits for what was recorded last
             stream.wait_event(self._ready)
             if isinstance(space.last, _CudaCompletion):
-                stream.wait_event(space.last.event)
+                stream.wait_event(space.last.end)
             start, end = gpu.cuda.Event(), gpu.cuda.Event()
             start.record(stream)
             if space.nbytes:
                 self._issue(root, space, outward, stream)
             end.record(stream)
-        space.last = _CudaCompletion(end)
-        return CudaTransfer(self, root, space, (start, end))
+        space.last = _CudaCompletion(self._clock, start, end)
+        return CudaTransfer(self, root, space.nbytes, space.last)
 
     def _issue(self, root: Root, space: Space, outward: bool, stream: Any) -> None:
         runtime = self._gpu.runtime
@@ -110,16 +110,12 @@ class CudaCopyEngine(CopyEngine):
                 transfer.end = stream.record()
                 self.order_after(transfer)
 
-    def elapsed(self, start: Mark, end: Mark) -> float:
-        """Seconds between two moments on a stream."""
-        return self._clock.elapsed(start, end)
-
     def take_stall_seconds(self) -> float:
         stalls, self._stalls = self._stalls, []
         seconds = 0.0
         for before, after in stalls:
             if after.done:
-                seconds += self.elapsed(before, after)
+                seconds += self._clock.elapsed(before, after)
             else:
                 self._stalls.append((before, after))
         return seconds
@@ -140,11 +136,18 @@ class CudaTransfer(Transfer):
         end (cupy.cuda.Event): Recorded behind the copy.
     """
 
+    completion: _CudaCompletion
+
     def __init__(
-        self, engine: CudaCopyEngine, root: Root, space: Space, events: tuple[Any, Any]
+        self,
+        engine: CudaCopyEngine,
+        root: Root,
+        nbytes: int,
+        completion: _CudaCompletion,
     ) -> None:
-        self.nbytes = space.nbytes
-        self._start, self.end = events
+        self.nbytes = nbytes
+        self.completion = completion
+        self.end = completion.end
         self._waited = False
         self.root = root
         self._engine = engine
@@ -153,14 +156,9 @@ class CudaTransfer(Transfer):
         """Compute is being ordered after it."""
         self._waited = True
 
-    def done(self) -> bool:
-        return bool(self.end.done)
-
     def seconds(self) -> float:
-        return self._engine.elapsed(self._start, self.end)
-
-    def span(self) -> Span:
-        return _CudaSpan(self._engine, self._start, self.end)
+        first, last = self.completion.after(self.completion.start)
+        return last - first
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # See Note: [streams].
@@ -172,27 +170,22 @@ class CudaTransfer(Transfer):
             self._engine.order_after(self)
 
 
-class _CudaSpan(Span):
-    def __init__(self, engine: CudaCopyEngine, start: Any, end: Any) -> None:
-        self._engine = engine
-        self._ends = start, end
-
-    def after(self, origin: Mark) -> tuple[float, float]:
-        first, last = (self._engine.elapsed(origin, moment) for moment in self._ends)
-        return first, last
-
-
 class _CudaCompletion(Completion):
-    __slots__ = ('event',)
+    __slots__ = ('_clock', 'end', 'start')
 
-    def __init__(self, event: Any) -> None:
-        self.event = event
+    def __init__(self, clock: CudaClock, start: Any, end: Any) -> None:
+        self._clock = clock
+        self.start, self.end = start, end
 
     def done(self) -> bool:
-        return bool(self.event.done)
+        return bool(self.end.done)
 
     def wait(self) -> None:
-        self.event.synchronize()
+        self.end.synchronize()
+
+    def after(self, origin: Mark) -> tuple[float, float]:
+        elapsed = self._clock.elapsed
+        return elapsed(origin, self.start), elapsed(origin, self.end)
 
 
 class PinnedBlock(MemoryBlock):

@@ -29,8 +29,8 @@ from chainer_hybridmem.training.devices.host.shared_link import (
     Lane,
     SharedLink,
 )
-from chainer_hybridmem.training.devices.swap_store.space import Completion, Space
-from chainer_hybridmem.training.devices.values import Mark, Root, Span, Transfer
+from chainer_hybridmem.training.devices.swap_store.space import Space
+from chainer_hybridmem.training.devices.values import Completion, Mark, Root, Transfer
 
 # A throttled copy wakes this often. Each time it takes a core from BLAS, whose
 # other threads then spin: seldom is better.
@@ -69,6 +69,9 @@ class HostCompletion(Completion):
     def done(self) -> bool:
         return self.event.is_set()
 
+    def after(self, origin: Mark) -> tuple[float, float]:
+        return self.began - origin, self.ended - origin
+
     def wait(self) -> None:
         """Returns once the copy has finished or failed.
 
@@ -89,11 +92,9 @@ class HostCompletion(Completion):
 
 
 class HostTransfer(Transfer):
-    """One copy of a :class:`CopyThread`; keeps its root alive.
+    """One copy of a :class:`CopyThread`; keeps its root alive."""
 
-    Attributes:
-        completion (HostCompletion): When it has finished, and why it failed.
-    """
+    completion: HostCompletion
 
     __slots__ = ('_carried', '_seconds', 'completion', 'nbytes', 'root', 'submitted')
 
@@ -105,28 +106,12 @@ class HostTransfer(Transfer):
         self._seconds = 0.0
         self._carried = 0.0, 0.0
 
-    def done(self) -> bool:
-        return self.completion.done()
-
     def seconds(self) -> float:
         return self._seconds
-
-    def span(self) -> Span:
-        return _HostSpan(self.completion)
 
     def carried(self, origin: Mark) -> tuple[float, float]:
         began, ended = self._carried
         return began - origin, ended - origin
-
-
-class _HostSpan(Span):
-    __slots__ = ('_completion',)
-
-    def __init__(self, completion: HostCompletion) -> None:
-        self._completion = completion
-
-    def after(self, origin: Mark) -> tuple[float, float]:
-        return self._completion.began - origin, self._completion.ended - origin
 
 
 class _Job:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.planning.records.plan import Tier
 from chainer_hybridmem.training.devices.swap_store.blocks import Block
-from chainer_hybridmem.training.devices.values import HostCopy
-
-
-class Completion(abc.ABC):
-    """When a copy has finished; holds no array alive."""
-
-    @abc.abstractmethod
-    def done(self) -> bool:
-        """Whether the copy has finished or failed; never blocks."""
-
-    @abc.abstractmethod
-    def wait(self) -> None:
-        """Returns once it has."""
+from chainer_hybridmem.training.devices.values import Completion, HostCopy
 
 
 class Slab:

@@ -27,8 +27,9 @@ from collections.abc import Callable
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
 from chainer_hybridmem.planning.records.plan import Tier
 from chainer_hybridmem.training.devices.swap_store.blocks import Block, RamBlock
-from chainer_hybridmem.training.devices.swap_store.space import Completion, Slab, Space
+from chainer_hybridmem.training.devices.swap_store.space import Slab, Space
 from chainer_hybridmem.training.devices.swap_store.swap_file import SwapFile
+from chainer_hybridmem.training.devices.values import Completion
 from chainer_hybridmem.units import format_bytes
 
 NO_LIMIT = 1 << 62  # bytes
