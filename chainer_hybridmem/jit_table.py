@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
-from typing import Annotated, Any, ClassVar, get_args, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from llvmlite import ir
@@ -34,6 +35,7 @@ Floats2 = Annotated[np.ndarray, np.float64, 2]
 Bools = Annotated[np.ndarray, np.bool_, 1]
 Bools2 = Annotated[np.ndarray, np.bool_, 2]
 
+AnyTable = TypeVar('AnyTable', bound='Table')
 _NUMBERS = {int: types.int64, float: types.float64, bool: types.boolean}
 _WORD = ir.IntType(64)
 # What an older version of this file has compiled looks in other places.
@@ -61,19 +63,23 @@ class TableType(types.Type):
 class Table:
     """The base of frozen dataclasses with numbers, and arrays of the types above.
 
-    Arrays are copied if they are not contiguous or have another type.
+    Arrays are copied if they are not contiguous or have another type. How long the axes
+    of an array are may stand behind its type: ``Annotated[Ints2, 'maps', 3]``.
     """
 
     compiled: ClassVar[TableType]  # its type in signatures
+    _arrays: ClassVar[dict[str, tuple[Any, ...]]]  # type and axes of each, by name
     _numba_type_: ClassVar[TableType]  # where numba looks for it
 
     def __init_subclass__(cls) -> None:
         members = {}
+        cls._arrays = {}
         for name, hint in get_type_hints(cls, include_extras=True).items():
             if hint in _NUMBERS:
                 members[name] = _NUMBERS[hint]
             elif get_args(hint)[:1] == (np.ndarray,):
-                _, kind, axes = get_args(hint)
+                _, kind, axes, *lengths = get_args(hint)
+                cls._arrays[name] = kind, *lengths
                 dtype = numpy_support.from_dtype(np.dtype(kind))
                 members[name] = types.Array(dtype, axes, 'C')
         cls.compiled = cls._numba_type_ = TableType(cls.__name__, members)
@@ -95,6 +101,22 @@ class Table:
         found = np.array(words, np.int64)
         object.__setattr__(self, '_words', found)
         object.__setattr__(self, '_address', found.ctypes.data)
+
+    @classmethod
+    def zeros(
+        cls: type[AnyTable], lengths: Mapping[str, int], **given: Any
+    ) -> AnyTable:
+        """A table of zeros, but for what is given.
+
+        Args:
+            lengths: Of axes, by name.
+            given: Arrays and numbers by name.
+        """
+        for name, (kind, *axes) in cls._arrays.items():
+            if name not in given:
+                shape = [lengths.get(axis, axis) for axis in axes]
+                given[name] = np.zeros(shape, kind)
+        return cls(**given)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies have arrays of their own, thus other addresses."""

@@ -25,6 +25,7 @@ first one that ends has the answer for all.
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 from numba import types
@@ -64,22 +65,22 @@ class Tree(Table):
     others: Shorts  # int32
     section_pointer: Ints  # (s + 1,), blocks of each section
     section_blocks: Shorts  # int32
-    smallest: Ints  # (n,), of the blocks that live together with each
+    smallest: Annotated[Ints, 'n']  # of the blocks that live together with each
     rank: Ints  # (n,)
-    low: Ints  # (n,)
+    low: Annotated[Ints, 'n']
     offset: Ints  # (n,), NOWHERE while it is not placed
     waiting: Ints  # (n,), others that are not placed
     total: Ints  # (s,), bytes of each section that are not placed
     cuts: Ints  # (s,), blocks not placed in each section and the next
-    witness: Ints  # (s,)
-    found: Ints  # (n,), offsets of parts that are done
-    listed: Ints2  # (3, room): block, next, previous
-    trail: Ints2  # (2, pairs): block and the low it had
-    frame: Ints2  # (n + 2, 8)
-    part: Ints2  # (n + 2, 3): place before its first block, its sections
-    run: Ints2  # (s + n + 2, 2): sections of parts to come
-    key: Ints  # (n,), work
-    now: Ints  # (6,)
+    witness: Annotated[Ints, 's']
+    found: Annotated[Ints, 'n']  # offsets of parts that are done
+    listed: Annotated[Ints2, 3, 'room']  # block, next, previous
+    trail: Annotated[Ints2, 2, 'pairs']  # block and the low it had
+    frame: Annotated[Ints2, 'n + 2', 8]
+    part: Annotated[Ints2, 'n + 2', 3]  # place before its first block, its sections
+    run: Annotated[Ints2, 's + n + 2', 2]  # sections of parts to come
+    key: Annotated[Ints, 'n']  # work
+    now: Annotated[Ints, 6]
 
 
 class Canonical:
@@ -158,31 +159,22 @@ class Canonical:
 
     def _make_tree(self, rank: np.ndarray, by_load: bool) -> Tree:
         n, sections = len(self._size), len(self._total)
-        pairs = len(self._others) // 2
         order = np.argsort(rank)
-        tree = Tree(
+        lengths = {'n': n, 'n + 2': n + 2, 's': sections, 's + n + 2': sections + n + 2}
+        lengths |= {'room': ROOM * n + 64, 'pairs': len(self._others) // 2 + n + 1}
+        tree = Tree.zeros(
+            lengths,
             size=self._size,
             ranges=self._ranges,
             pointer=self._pointer,
             others=self._others,
             section_pointer=self._section_pointer,
             section_blocks=np.zeros(self._section_pointer[-1], np.int32),
-            smallest=np.zeros(n, np.int64),
             rank=rank,
-            low=np.zeros(n, np.int64),
             offset=np.full(n, NOWHERE, np.int64),
             waiting=np.diff(self._pointer),
             total=self._total.copy(),
             cuts=self._cuts.copy(),
-            witness=np.zeros(sections, np.int64),
-            found=np.zeros(n, np.int64),
-            listed=np.zeros((3, ROOM * n + 64), np.int64),
-            trail=np.zeros((2, pairs + n + 1), np.int64),
-            frame=np.zeros((n + 2, 8), np.int64),
-            part=np.zeros((n + 2, 3), np.int64),
-            run=np.zeros((sections + n + 2, 2), np.int64),
-            key=np.zeros(n, np.int64),
-            now=np.zeros(6, np.int64),
         )
         begin(tree, order, by_load)
         return tree

@@ -7,7 +7,7 @@ write into these arrays, so that a search allocates nothing per candidate.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -34,47 +34,47 @@ class Work(Table):
     """
 
     # Where everything happens.
-    swap_out: Ints  # (M,)
-    release: Ints  # (M,)
-    swap_in: Ints  # (M,)
-    needed: Ints  # (M,)
-    drop: Ints  # (M,)
-    on_disk: Bools  # (M,), host copies that have no room in RAM
-    program: Ints2  # (P, 3): position, RUN/STAY/FREE, operation or item
-    replay_seconds: Floats  # (n,)
-    replay_host_seconds: Floats  # (n,) to issue the replays
+    swap_out: Annotated[Ints, 'M']
+    release: Annotated[Ints, 'M']
+    swap_in: Annotated[Ints, 'M']
+    needed: Annotated[Ints, 'M']
+    drop: Annotated[Ints, 'M']
+    on_disk: Annotated[Bools, 'M']  # host copies that have no room in RAM
+    program: Annotated[Ints2, 'P', 3]  # position, RUN/STAY/FREE, operation or item
+    replay_seconds: Annotated[Floats, 'n']
+    replay_host_seconds: Annotated[Floats, 'n']  # to issue the replays
     # When it happens, in seconds.
-    start: Floats  # (n,) compute start, replays included
-    stop: Floats  # (n,) compute end
-    host_stall: Floats  # (n,) compute waited for the host
-    began: Floats2  # (2, M) each copy's start
-    ended: Floats2  # (2, M) each copy's end
-    stalls: Floats2  # (2, M) compute waited for this copy
+    start: Annotated[Floats, 'n']  # compute start, replays included
+    stop: Annotated[Floats, 'n']  # compute end
+    host_stall: Annotated[Floats, 'n']  # compute waited for the host
+    began: Annotated[Floats2, 2, 'M']  # each copy's start
+    ended: Annotated[Floats2, 2, 'M']  # each copy's end
+    stalls: Annotated[Floats2, 2, 'M']  # compute waited for this copy
     # Copies that are under way or wait for their lane.
-    alone: Floats2  # (2, M), seconds on an idle link
-    copies: Ints2  # (2, M), in order of submission
-    head: Ints  # (2,), the copy under way
-    tail: Ints  # (2,), the end of the queue
-    ends_at: Floats  # (2,), of the copy under way; infinite: idle
-    out_seconds: Floats  # (M,), of each map's copy in its tier
-    in_seconds: Floats  # (M,)
+    alone: Annotated[Floats2, 2, 'M']  # seconds on an idle link
+    copies: Annotated[Ints2, 2, 'M']  # in order of submission
+    head: Annotated[Ints, 2]  # the copy under way
+    tail: Annotated[Ints, 2]  # the end of the queue
+    ends_at: Annotated[Floats, 2]  # of the copy under way; infinite: idle
+    out_seconds: Annotated[Floats, 'M']  # of each map's copy in its tier
+    in_seconds: Annotated[Floats, 'M']
     # Lists of maps per position: OUT, LEAVE, IN and NEED.
-    heads: Ints2  # (4, n+1), first map per position
-    tails: Ints  # (n+1,), last map per position
-    following: Ints2  # (4, M), next map of the same position
+    heads: Annotated[Ints2, 4, 'n+1']  # first map per position
+    tails: Annotated[Ints, 'n+1']  # last map per position
+    following: Annotated[Ints2, 4, 'M']  # next map of the same position
     # Bytes per position.
-    load: Ints  # (n+1,)
-    extra: Ints  # (n+1,), replays above what is loaded
-    record: Ints  # (n,), positions whose load stands out
-    rise: Ints  # (n,), by how much
+    load: Annotated[Ints, 'n+1']
+    extra: Annotated[Ints, 'n+1']  # replays above what is loaded
+    record: Annotated[Ints, 'n']  # positions whose load stands out
+    rise: Annotated[Ints, 'n']  # by how much
     # Replays of the position that is laid out.
-    mark: Ints  # (n,), position for which an operation is in the chain
-    chain: Ints  # (n,), operations in order
-    stack: Ints  # (2n+2,)
-    uses: Ints  # (M+T,), readers left in a chain
-    stays: Bools  # (M+T,)
-    made: Bools  # (M,)
-    passed: Ints  # (M,), replays that have made it by now
+    mark: Annotated[Ints, 'n']  # position for which an operation is in the chain
+    chain: Annotated[Ints, 'n']  # operations in order
+    stack: Annotated[Ints, '2n+2']
+    uses: Annotated[Ints, 'M+T']  # readers left in a chain
+    stays: Annotated[Bools, 'M+T']
+    made: Annotated[Bools, 'M']
+    passed: Annotated[Ints, 'M']  # replays that have made it by now
 
     @property
     def out_start(self) -> np.ndarray:
@@ -136,41 +136,9 @@ def make_work(arrays: Arrays, program: int = 0) -> Work:
         program: Entries of the replay program to store.
     """
     n, n_maps, n_items = len(arrays.seconds), len(arrays.first_use), len(arrays.size)
-    return Work(
-        swap_out=np.zeros(n_maps, np.int64),
-        release=np.zeros(n_maps, np.int64),
-        swap_in=np.zeros(n_maps, np.int64),
-        needed=np.zeros(n_maps, np.int64),
-        drop=np.zeros(n_maps, np.int64),
-        on_disk=np.zeros(n_maps, bool),
-        program=np.zeros((program, 3), np.int64),
-        replay_seconds=np.zeros(n),
-        replay_host_seconds=np.zeros(n),
-        start=np.zeros(n),
-        stop=np.zeros(n),
-        host_stall=np.zeros(n),
-        began=np.zeros((2, n_maps)),
-        ended=np.zeros((2, n_maps)),
-        stalls=np.zeros((2, n_maps)),
-        alone=np.zeros((2, n_maps)),
-        copies=np.zeros((2, n_maps), np.int64),
-        head=np.zeros(2, np.int64),
-        tail=np.zeros(2, np.int64),
-        ends_at=np.zeros(2),
-        out_seconds=np.zeros(n_maps),
-        in_seconds=np.zeros(n_maps),
-        heads=np.zeros((4, n + 1), np.int64),
-        tails=np.zeros(n + 1, np.int64),
-        following=np.zeros((4, n_maps), np.int64),
-        load=np.zeros(n + 1, np.int64),
-        extra=np.zeros(n + 1, np.int64),
-        record=np.zeros(n, np.int64),
-        rise=np.zeros(n, np.int64),
-        mark=np.zeros(n, np.int64),
-        chain=np.zeros(n, np.int64),
-        stack=np.zeros(2 * n + 2, np.int64),
-        uses=np.zeros(n_items, np.int64),
-        stays=np.zeros(n_items, bool),
-        made=np.zeros(n_maps, bool),
-        passed=np.zeros(n_maps, np.int64),
+    return Work.zeros(
+        {
+            **{'n': n, 'n+1': n + 1, '2n+2': 2 * n + 2},
+            **{'M': n_maps, 'M+T': n_items, 'P': program},
+        }
     )
