@@ -8,13 +8,14 @@ working.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import itertools
 import os
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 _PACKAGE = os.path.join(os.path.dirname(__file__), '')
@@ -68,6 +69,12 @@ def _name_flag(found: re.Match[str]) -> str:
     name, _, value = found.group().strip("'").partition('=')
     value = {'True': 'true', 'False': 'false'}.get(value, value.strip("'"))
     return f'{_flags[name]} {value}'.rstrip()
+
+
+def nearest(name: object, known: Iterable[str], least: float = 0.6) -> str:
+    """What a message adds about the known name that is most like one; may be empty."""
+    close = difflib.get_close_matches(str(name), list(known), 1, least)
+    return f' Did you mean {close[0]!r}?' if close else ''
 
 
 class HybridMemoryError(Exception):

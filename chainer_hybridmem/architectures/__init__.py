@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.errors import OptionError, UnknownNameError, nearest
 
 if TYPE_CHECKING:
     import chainer
@@ -124,19 +124,13 @@ def _load(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     if ':' in name:
         return _load_own(name), {}
     if name not in _ENTRIES:
-        raise UnknownNameError(_unknown_message(name))
+        raise UnknownNameError(
+            f'Unknown architecture {name!r}.{nearest(name.lower(), _ENTRIES)} Known '
+            f'are {", ".join(_ENTRIES)}, and module:Class for a chain of your own.'
+        )
     entry = _ENTRIES[name]
     module = importlib.import_module(f'{__name__}.{entry.module}')
     return getattr(module, entry.attribute), entry.options
-
-
-def _unknown_message(name: str) -> str:
-    closest = difflib.get_close_matches(name.lower(), _ENTRIES, n=1)
-    hint = f' Did you mean {closest[0]!r}?' if closest else ''
-    return (
-        f'Unknown architecture {name!r}.{hint} Known are {", ".join(_ENTRIES)}, '
-        f'and module:Class for a chain of your own.'
-    )
 
 
 def _checked(name: str, model: Any) -> chainer.Chain:

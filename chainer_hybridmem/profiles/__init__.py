@@ -6,12 +6,11 @@ from: ``-host`` and the like are measured, ``-estimated`` are those of a model.
 
 from __future__ import annotations
 
-import difflib
 import gzip
 import zlib
 from importlib import resources
 
-from chainer_hybridmem.errors import FormatError, UnknownNameError
+from chainer_hybridmem.errors import FormatError, UnknownNameError, nearest
 
 PREFIX = 'shipped:'
 SUFFIX = '.json.gz'
@@ -38,10 +37,9 @@ def read_text(name: str) -> str:
     """
     known = shipped_profiles()
     if name not in known:
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f' Did you mean {close[0]!r}?' if close else ''
         raise UnknownNameError(
-            f'There is no profile {name!r}.{hint} Profiles: {", ".join(known)}.'
+            f'There is no profile {name!r}.{nearest(name, known)} Profiles: '
+            f'{", ".join(known)}.'
         )
     file = resources.files(__name__) / (name.removeprefix(PREFIX) + SUFFIX)
     try:

@@ -12,7 +12,6 @@ with e the efficiency of its class, see :mod:`.estimation.costs`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib.resources
 import json
@@ -21,7 +20,7 @@ import os
 from typing import Any
 
 from chainer_hybridmem import files
-from chainer_hybridmem.errors import FormatError, UnknownNameError
+from chainer_hybridmem.errors import FormatError, UnknownNameError, nearest
 from chainer_hybridmem.forecasting.estimation.costs import CLASSES, Cost
 from chainer_hybridmem.planning.records.profile import Link
 
@@ -95,18 +94,12 @@ def load_device_model(name: str) -> DeviceModel:
             body = files.parse(text, FORMAT, VERSION)
         body = {k: v for k, v in body.items() if k not in ('format', 'version')}
         return _model(str(body.pop('name', name)), body)
-    alike = [
-        known
-        for known in catalogue['models']
-        if name and known.startswith(name.lower())
-    ]
-    close = alike or difflib.get_close_matches(
-        name.lower(), catalogue['models'], 1, 0.5
-    )
-    hint = f' Did you mean {close[0]!r}?' if close else ''
+    lower, models = name.lower(), catalogue['models']
+    begun = [model for model in models if name and model.startswith(lower)]
+    hint = nearest(begun[0] if begun else lower, models, 0.5)
     raise UnknownNameError(
         f'There is no device model {name!r}.{hint} Models: '
-        f'{", ".join(catalogue["models"])}, or a JSON file of your own.'
+        f'{", ".join(models)}, or a JSON file of your own.'
     )
 
 

@@ -7,9 +7,8 @@ same number of GPUs: those behind one PCIe switch, say, share its uplink.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 
-from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.errors import OptionError, UnknownNameError, nearest
 from chainer_hybridmem.forecasting.estimation.device_models import read_catalogue
 from chainer_hybridmem.planning.records.profile import Category, Phase, Profile, Storage
 from chainer_hybridmem.planning.records.sharing import ring_bytes
@@ -72,8 +71,7 @@ def load_node(name: str) -> Node:
     """
     nodes = read_catalogue()['nodes']
     if name not in nodes:
-        close = difflib.get_close_matches(name.lower(), nodes, 1, 0.5)
-        hint = f' Did you mean {close[0]!r}?' if close else ''
+        hint = nearest(name.lower(), nodes, 0.5)
         raise UnknownNameError(
             f'There is no node {name!r}.{hint} Nodes: {", ".join(nodes)}. For GPUs on '
             'one link, give --ranks without --node.'

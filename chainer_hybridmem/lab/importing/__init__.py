@@ -7,12 +7,11 @@ says what it counts and where that differs from what this package records.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Callable
 
 from chainer_hybridmem import files
-from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.errors import OptionError, UnknownNameError, nearest
 from chainer_hybridmem.lab.importing import (
     checkmate,
     execution_traces,
@@ -103,10 +102,9 @@ def import_profile(
         UnknownNameError: If there is no such kind.
     """
     if kind not in KINDS:
-        close = difflib.get_close_matches(str(kind), KINDS, 1)
-        hint = f' Did you mean {close[0]!r}?' if close else ''
         raise UnknownNameError(
-            f'There is no kind {kind!r}.{hint} Kinds: {", ".join(KINDS)}.'
+            f'There is no kind {kind!r}.{nearest(kind, KINDS)} Kinds: '
+            f'{", ".join(KINDS)}.'
         )
     found = KINDS[kind]
     if times is not None and not found.times:

@@ -16,12 +16,11 @@ exact                  offline layout, as small as can be found
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from chainer_hybridmem.errors import OptionError, UnknownNameError
+from chainer_hybridmem.errors import OptionError, UnknownNameError, nearest
 from chainer_hybridmem.lab.pools.models import (
     ENDLESS,
     CnMem,
@@ -141,10 +140,9 @@ def check_names(names: Iterable[str]) -> None:
     """
     for name in names:
         if name not in POOLS:
-            close = difflib.get_close_matches(str(name), POOLS, 1)
-            hint = f' Did you mean {close[0]!r}?' if close else ''
             raise UnknownNameError(
-                f'There is no pool {name!r}.{hint} Pools: {", ".join(POOLS)}.'
+                f'There is no pool {name!r}.{nearest(name, POOLS)} Pools: '
+                f'{", ".join(POOLS)}.'
             )
 
 

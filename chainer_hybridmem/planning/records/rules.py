@@ -32,7 +32,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import OptionError, nearest
 from chainer_hybridmem.planning.records.plan import Action, MapPlan
 from chainer_hybridmem.planning.records.profile import Operation, Phase, Profile, Recipe
 from chainer_hybridmem.units import parse_bytes
@@ -161,10 +161,9 @@ def _check_rule(pattern: Any, text: Any) -> Rule:
         size = says.removeprefix(AT_MOST).strip()
         return Rule(pattern, says, most_bytes=_most_bytes(pattern, says, size))
     forms = [*_ACTIONS, f'{AT_MOST} SIZE']
-    close = difflib.get_close_matches(says.lower(), forms, 1)
+    hint = nearest(says.lower(), forms)
     if says.lower().startswith(f'{AT_MOST} '):
-        close = [AT_MOST + says[len(AT_MOST) :]]
-    hint = f' Did you mean {close[0]!r}?' if close else ''
+        hint = f' Did you mean {AT_MOST + says[len(AT_MOST) :]!r}?'
     raise OptionError(
         f'The rule for {pattern!r} is {text!r}; one of {", ".join(forms)} is needed.'
         f'{hint}'
