@@ -157,8 +157,7 @@ class CudaTransfer(Transfer):
         self._waited = True
 
     def seconds(self) -> float:
-        first, last = self.completion.after(self.completion.start)
-        return last - first
+        return self.completion.clock.elapsed(self.completion.start, self.end)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # See Note: [streams].
@@ -171,10 +170,10 @@ class CudaTransfer(Transfer):
 
 
 class _CudaCompletion(Completion):
-    __slots__ = ('_clock', 'end', 'start')
+    __slots__ = ('clock', 'end', 'start')
 
     def __init__(self, clock: CudaClock, start: Any, end: Any) -> None:
-        self._clock = clock
+        self.clock = clock
         self.start, self.end = start, end
 
     def done(self) -> bool:
@@ -184,7 +183,7 @@ class _CudaCompletion(Completion):
         self.end.synchronize()
 
     def after(self, origin: Mark) -> tuple[float, float]:
-        elapsed = self._clock.elapsed
+        elapsed = self.clock.elapsed
         return elapsed(origin, self.start), elapsed(origin, self.end)
 
 
