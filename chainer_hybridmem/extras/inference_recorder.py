@@ -37,13 +37,13 @@ from chainer_hybridmem.planning.records.profile import (
     Slot,
     SlotKind,
     Storage,
+    measure_load,
 )
 from chainer_hybridmem.planning.records.specs import spec_of
 from chainer_hybridmem.training.chainer_access import graph, owners
 from chainer_hybridmem.training.chainer_access.models import name_device
 from chainer_hybridmem.training.devices import open_device
 from chainer_hybridmem.training.devices.protocol import Array, Device, Mark
-from chainer_hybridmem.training.recording.profile_builder import measure_load
 
 _NO_LIMIT_BYTES = 2**50
 
@@ -283,6 +283,10 @@ class _Builder:
         for position, event in enumerate(self.raw):
             moments = self.malloc if event > 0 else self.free
             moments[self.index[abs(event)]] = position
+        self.events = tuple(
+            (1 if event > 0 else -1) * (self.index[abs(event)] + 1)
+            for event in self.raw
+        )
 
     def build(self) -> Profile:
         device = self.recorder._device
@@ -293,12 +297,11 @@ class _Builder:
             for allocation, i in self.index.items()
         )
         return Profile(
-            operations=tuple(self._operation(k) for k in range(len(self.steps))),
-            storages=storages,
-            events=tuple(
-                (1 if event > 0 else -1) * (self.index[abs(event)] + 1)
-                for event in self.raw
+            operations=tuple(
+                self._operation(k, storages) for k in range(len(self.steps))
             ),
+            storages=storages,
+            events=self.events,
             recipes=(),
             initial_bytes=sum(s.nbytes for s in storages if s.allocated_at < 0),
             graph_end_event=len(self.raw),
@@ -369,16 +372,13 @@ class _Builder:
             slots=tuple(slots),
         )
 
-    def _operation(self, k: int) -> Operation:
+    def _operation(self, k: int, storages: tuple[Storage, ...]) -> Operation:
         step = self.steps[k]
         last = k + 1 == len(self.steps)
         end = len(self.raw) if last else self.firsts[k + 1]
         ended = self.recorder._ended if last else self.steps[k + 1].started
-        events = self.raw[self.firsts[k] : end]
-        peak, left = measure_load(
-            self.sizes[event] if event > 0 else -self.sizes[-event] for event in events
-        )
-        made = {e for e in events if e > 0} - {-e for e in events if e < 0}
+        events = self.events[self.firsts[k] : end]
+        made = {e - 1 for e in events if e > 0} - {-e - 1 for e in events if e < 0}
         return Operation(
             index=k,
             label=step.label,
@@ -386,8 +386,8 @@ class _Builder:
             device_seconds=self.recorder._device.clock.elapsed(step.started, ended),
             host_seconds=0.0,
             reads=tuple(self.index[a] for a in step.reads if a),
-            writes=tuple(sorted(self.index[e] for e in made)),
-            workspace_bytes=peak - max(left, 0),
+            writes=tuple(sorted(made)),
+            workspace_bytes=measure_load(events, storages)[1],
             specs=step.specs,
             forward=-1,
             first_event=self.firsts[k],

@@ -544,7 +544,7 @@ def _arena(*entries, side=0):
 def test_arrays_get_their_places(opened):
     device = opened.device
     assert device.offsets.follow(_arena((1024, 512), (512, 0), (512, 1536)))
-    assert device.memory.footprint_bytes == 2048 and device.memory.used_bytes == 0
+    assert device.memory.pool.footprint_bytes == 2048 and device.memory.used_bytes == 0
     beside = cupy.ndarray(100, 'u1')
     device.offsets.seek(0)
     first, second = cupy.ndarray(1000, 'u1'), cupy.ndarray(500, 'u1')
@@ -554,13 +554,14 @@ def test_arrays_get_their_places(opened):
         == device.arrays.allocation_id(first)
         != 0
     )
-    assert device.memory.used_bytes == 2048 and device.memory.footprint_bytes == 2560
+    assert device.memory.used_bytes == 2048
+    assert device.memory.pool.footprint_bytes == 2560
     device.offsets.seek(-1)
     other = cupy.ndarray(100, 'u1')
     assert device.offsets.figures() == (2, 0, 0)
     del first, second, beside, other
     assert device.memory.used_bytes == 0
-    assert device.memory.footprint_bytes == 2048
+    assert device.memory.pool.footprint_bytes == 2048
 
 
 def test_a_place_is_reused_behind_the_copy_that_reads_it(opened):
@@ -607,13 +608,13 @@ def test_a_larger_arena_takes_the_place_of_a_smaller_one(opened):
     device.offsets.seek(0)
     new = cupy.ndarray(2 * _MIB, 'u1')
     assert (
-        device.memory.footprint_bytes == 3 * _MIB
+        device.memory.pool.footprint_bytes == 3 * _MIB
     )  # the old one as long as it is used
     del old
     other = cupy.ndarray(6 * _MIB, 'u1')  # until somebody wants its memory
-    assert opened.asked == [] and device.memory.footprint_bytes == 8 * _MIB
+    assert opened.asked == [] and device.memory.pool.footprint_bytes == 8 * _MIB
     assert device.offsets.follow(_arena((_MIB, 0)))  # a smaller one lies inside
-    assert device.memory.footprint_bytes == 8 * _MIB
+    assert device.memory.pool.footprint_bytes == 8 * _MIB
     del new, other
 
 
@@ -621,7 +622,7 @@ def test_holes_of_the_arena_serve_what_else_would_not_fit(opened):
     device = opened.device
     device.offsets.follow(_arena((6 * _MIB, 0)))
     array = cupy.ndarray(5 * _MIB, 'u1')
-    assert opened.asked == [] and device.memory.footprint_bytes == 6 * _MIB
+    assert opened.asked == [] and device.memory.pool.footprint_bytes == 6 * _MIB
     device.offsets.seek(0)
     with pytest.raises(MemoryError):
         cupy.ndarray(6 * _MIB, 'u1')
@@ -636,19 +637,19 @@ def test_whole_blocks_are_used_again_and_given_back(opened):
     array = cupy.ndarray(2 * _MIB, 'u1')
     address = array.data.ptr
     small = cupy.ndarray(1000, 'u1')  # of the pool
-    assert device.memory.footprint_bytes == 2 * _MIB + 1024
+    assert device.memory.pool.footprint_bytes == 2 * _MIB + 1024
     del array
     assert (
         device.memory.used_bytes == 1024
-        and device.memory.footprint_bytes == 2 * _MIB + 1024
+        and device.memory.pool.footprint_bytes == 2 * _MIB + 1024
     )
     again = cupy.ndarray(2 * _MIB, 'u1')
     assert again.data.ptr == address
     del again
     # One of another size: the free one is given back where the limit wants it.
     other = cupy.ndarray(7 * _MIB, 'u1')
-    assert opened.asked == [] and device.memory.footprint_bytes == 7 * _MIB + 1024
-    assert device.memory.limit_bytes >= device.memory.footprint_bytes
+    assert opened.asked == [] and device.memory.pool.footprint_bytes == 7 * _MIB + 1024
+    assert device.memory.limit_bytes >= device.memory.pool.footprint_bytes
     more = cupy.ndarray(512, 'u1')
     assert device.memory.pool._pool.get_limit() == _MIB
     del other, small, more
@@ -659,7 +660,7 @@ def test_the_pool_gets_what_whole_blocks_leave(opened):
     array = cupy.ndarray(6 * _MIB, 'u1')
     del array  # free, and still held
     kept = [cupy.ndarray(16384, 'u1') for _ in range(320)]
-    assert opened.asked == [] and device.memory.footprint_bytes == 5 * _MIB
+    assert opened.asked == [] and device.memory.pool.footprint_bytes == 5 * _MIB
     del kept
 
 
@@ -670,7 +671,7 @@ def test_an_arena_finds_memory_after_whole_blocks(opened):
     del large
     stays = cupy.ndarray(_MIB, 'u1')
     assert device.offsets.follow(_arena((7 * _MIB - 512, 0)))
-    assert device.memory.footprint_bytes == 8 * _MIB - 512
+    assert device.memory.pool.footprint_bytes == 8 * _MIB - 512
     del stays
 
 

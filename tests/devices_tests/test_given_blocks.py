@@ -145,7 +145,7 @@ def test_native_code_does_what_python_does(open_device, seed):
                 if arrays:
                     arrays.pop(rng.randrange(len(arrays)))
             found.append((memory.used_bytes, memory.peak_bytes))
-            assert memory.footprint_bytes <= memory.limit_bytes
+            assert memory.pool.footprint_bytes <= memory.limit_bytes
         arrays.clear()
         served = memory.pool_figures()
         served_bytes = served.pool_allocated_bytes + served.device_allocated_bytes

@@ -83,7 +83,7 @@ def test_an_arena_takes_over_what_lies_elsewhere(opened):
     del gradient
     second = opened.allocate(int(GRANULES * 0.3))
     assert offsets.figures() == (2, 0, 0)
-    assert opened.memory.footprint_bytes <= limit and opened.taken() <= limit
+    assert opened.memory.pool.footprint_bytes <= limit and opened.taken() <= limit
     assert opened.asked == []
     assert second.data.ptr - first.data.ptr == first.nbytes
     del first, second
@@ -101,7 +101,7 @@ def test_an_arena_without_memory_once_it_has_settled(opened):
     kept = [opened.allocate(1.5) for _ in range(200)]
     del kept[1::2]  # granules that are half in use stay
     opened.pool.give_back()
-    wasted = opened.memory.footprint_bytes - opened.memory.used_bytes
+    wasted = opened.memory.pool.footprint_bytes - opened.memory.used_bytes
     most = opened.memory.limit_bytes - opened.memory.used_bytes
     arena = opened.arena((most - wasted // 2) // opened.granule)
     for settled in (False, True):
@@ -113,7 +113,7 @@ def test_an_arena_without_memory_once_it_has_settled(opened):
     assert not offsets.follow(arena, False)
     assert wasted // 4 < offsets.missing_bytes < wasted
     offsets.release()
-    assert opened.memory.footprint_bytes - opened.memory.used_bytes == wasted
+    assert opened.memory.pool.footprint_bytes - opened.memory.used_bytes == wasted
 
 
 @pytest.mark.parametrize('seed', range(6))
@@ -135,16 +135,16 @@ def test_blocks_keep_what_is_written_inside_the_limit(opened, seed):
         kept[number] = array
         if chance.random() < 0.3:
             kept.pop(chance.choice(list(kept)))
-        assert opened.memory.footprint_bytes <= limit
+        assert opened.memory.pool.footprint_bytes <= limit
         if number % 50 == 0:
-            assert opened.taken() == opened.memory.footprint_bytes
+            assert opened.taken() == opened.memory.pool.footprint_bytes
     assert refused > 5
     for number, array in kept.items():
         assert (array.get() == number % 251).all()
     kept.clear()
     del array
     opened.pool.give_back()
-    assert opened.memory.footprint_bytes == opened.taken() == 0
+    assert opened.memory.pool.footprint_bytes == opened.taken() == 0
 
 
 def test_what_is_free_is_not_given_back_without_need(opened):
@@ -154,9 +154,9 @@ def test_what_is_free_is_not_given_back_without_need(opened):
         return opened.allocate(20)
 
     work()
-    held, asked = opened.memory.footprint_bytes, opened.pool._asked
+    held, asked = opened.memory.pool.footprint_bytes, opened.pool._asked
     work()
-    assert (opened.memory.footprint_bytes, opened.pool._asked) == (held, asked)
+    assert (opened.memory.pool.footprint_bytes, opened.pool._asked) == (held, asked)
 
 
 def test_small_blocks_keep_no_large_ones_memory(opened):
@@ -170,7 +170,7 @@ def test_small_blocks_keep_no_large_ones_memory(opened):
     opened.pool.give_back()
     assert all(array.nbytes < whole for array in stay)
     most = opened.memory.used_bytes + 2 * opened.granule
-    assert opened.memory.footprint_bytes <= most
+    assert opened.memory.pool.footprint_bytes <= most
     del stay
 
 
@@ -185,7 +185,7 @@ def test_a_slab_with_many_holes_gets_a_successor(opened, monkeypatch):
         assert one + nbytes <= other
     del kept
     opened.pool.give_back()
-    assert opened.memory.footprint_bytes == 0
+    assert opened.memory.pool.footprint_bytes == 0
 
 
 def test_arrays_outlive_the_device(opened):
@@ -255,7 +255,7 @@ def test_what_the_driver_refuses_once_is_asked_for_again(opened, control, call):
     control.fail('malloc', call)
     array = opened.allocate(GRANULES * 0.7)
     control.fail('malloc', 0)
-    assert opened.memory.footprint_bytes == opened.taken() >= array.nbytes
+    assert opened.memory.pool.footprint_bytes == opened.taken() >= array.nbytes
     del array
     opened.pool.give_back()
-    assert opened.memory.footprint_bytes == opened.taken() == 0
+    assert opened.memory.pool.footprint_bytes == opened.taken() == 0

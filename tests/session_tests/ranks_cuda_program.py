@@ -109,7 +109,7 @@ def train(way, seed, limit=None, iterations=None):
     if session is not None:
         found['figures'] = session.statistics()
         found['last'] = session.last_iteration()
-        found['footprint'] = session.device.memory.footprint_bytes
+        found['footprint'] = session.device.memory.pool.footprint_bytes
         found['lines'] = lines.getvalue().splitlines()
         found['maps'] = repr(session.plan.maps)
         profile = session.profile

@@ -56,7 +56,7 @@ def test_same_bits_inside_the_limit(planner, in_core, peak):
     assert figures['state'] == 'guided'
     assert figures['evictions'] == figures['restores'] == figures['deviations'] == 0
     assert figures['peak_bytes'] <= limit
-    assert session.device.memory.footprint_bytes <= limit
+    assert session.device.memory.pool.footprint_bytes <= limit
     assert figures['swap'] + figures['recompute'] > 0
 
 
@@ -102,7 +102,7 @@ def test_the_memory_of_an_arena_goes_with_its_plan(in_core, peak):
                 networks.iterate(model, optimizer, *batch)
                 session.finish_iteration()
                 rows.append(session.last_iteration())
-                assert session.device.memory.footprint_bytes <= limit
+                assert session.device.memory.pool.footprint_bytes <= limit
             assert rows[-1]['placed'] > 50
     assert [row['evictions'] for row in rows[many:]] == [0] * 2 * many
     for last in (many, 2 * many, 3 * many):

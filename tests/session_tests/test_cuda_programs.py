@@ -324,7 +324,7 @@ def train_recurrent(**options):
             if session is not None:
                 session.finish_iteration()
                 rows.append(session.last_iteration())
-                footprint = session.device.memory.footprint_bytes
+                footprint = session.device.memory.pool.footprint_bytes
                 assert footprint <= session.statistics()['limit_bytes']
     return end(model, losses), session, rows
 
@@ -395,7 +395,7 @@ def test_the_driver_never_gives_more_than_the_limit_while_a_session_ends():
             model.cleargrads()
             loss.backward()
             optimizer.update()
-    assert session.device.memory.footprint_bytes <= limit
+    assert session.device.memory.pool.footprint_bytes <= limit
     assert before - free_bytes() <= limit
     assert np.isfinite(float(loss.array))
 

@@ -16,6 +16,7 @@ from chainer_hybridmem.planning.records.profile import (
     Recipe,
     Split,
     Storage,
+    measure_load,
 )
 
 GRAPH_END = 0
@@ -134,18 +135,13 @@ def _operation(
     storages: Sequence[Storage],
     number: dict[int, int],
 ) -> Operation:
-    load = peak = 0
-    for event in events:
-        nbytes = storages[abs(event) - 1].nbytes
-        load += nbytes if event > 0 else -nbytes
-        peak = max(peak, load)
     made = {e - 1 for e in events if e > 0} - passing(events)
     return dataclasses.replace(
         op,
         first_event=first,
         reads=tuple(number[s] for s in op.reads if s in number),
         writes=tuple(sorted(made)),
-        workspace_bytes=peak - max(load, 0),
+        workspace_bytes=measure_load(events, storages)[1],
     )
 
 

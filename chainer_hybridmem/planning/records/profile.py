@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from chainer_hybridmem.units import format_count, format_seconds
@@ -428,3 +429,13 @@ class Profile:
         ]
         parts.extend((s.id, s.nbytes, s.backward_uses) for s in self.feature_maps())
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def measure_load(events: Iterable[int], storages: Sequence[Storage]) -> tuple[int, int]:
+    """Bytes at the highest load above the beginning, and those that nothing keeps."""
+    load = peak = 0
+    for event in events:
+        nbytes = storages[abs(event) - 1].nbytes
+        load += nbytes if event > 0 else -nbytes
+        peak = max(peak, load)
+    return peak, peak - max(load, 0)

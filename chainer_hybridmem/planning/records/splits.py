@@ -20,6 +20,7 @@ from chainer_hybridmem.planning.records.profile import (
     Profile,
     Split,
     Storage,
+    measure_load,
 )
 
 Splitting = bool | str
@@ -158,9 +159,5 @@ def _with_workspace(
     profile: Profile, storages: list[Storage], op: Operation
 ) -> Operation:
     begin, end = profile.span_of(op.index)
-    load = peak = 0
-    for event in profile.events[begin:end]:
-        nbytes = storages[abs(event) - 1].nbytes
-        load += nbytes if event > 0 else -nbytes
-        peak = max(peak, load)
-    return dataclasses.replace(op, workspace_bytes=peak - max(load, 0))
+    _, workspace_bytes = measure_load(profile.events[begin:end], storages)
+    return dataclasses.replace(op, workspace_bytes=workspace_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from chainer_hybridmem.planning.records.profile import (
     SlotKind,
     Split,
     Storage,
+    measure_load,
 )
 from chainer_hybridmem.planning.records.splits import IN_PLACE
 from chainer_hybridmem.training.recording.steps import (
@@ -81,13 +82,6 @@ class ProfileBuilder:
         if position < 0:
             return -1
         return bisect.bisect_right(self._numbered.firsts, position) - 1
-
-    def _list_changes(self, events: Iterable[int]) -> Iterator[int]:
-        """Bytes by which each event changes the load."""
-        storages = self._storages
-        for event in events:
-            nbytes = storages[abs(event) - 1].nbytes
-            yield nbytes if event > 0 else -nbytes
 
     # -- storages ---------------------------------------------------------------
     def _make_storages(self) -> list[Storage]:
@@ -206,7 +200,7 @@ class ProfileBuilder:
         spans = [(hooks[h], hooks[h + 1]) for h in range(step.hook, end)]
         events = self._numbered.list_events(k)
         writes = {e - 1 for e in events if e > 0} - {-e - 1 for e in events if e < 0}
-        peak, left = measure_load(self._list_changes(events))
+        _, workspace_bytes = measure_load(events, self._storages)
         return Operation(
             index=k,
             label=step.label,
@@ -221,7 +215,7 @@ class ProfileBuilder:
             ),
             reads=tuple(index[a] for a in step.reads if a in index),
             writes=tuple(sorted(writes)),
-            workspace_bytes=peak - max(left, 0),
+            workspace_bytes=workspace_bytes,
             specs=step.specs,
             forward=step.forward,
             first_event=self._numbered.firsts[k],
@@ -237,7 +231,7 @@ class ProfileBuilder:
             freed = {-event - 1 for event in events if event < 0}
             made = [event - 1 for event in events if event > 0]
             passing = tuple(storage for storage in made if storage in freed)
-            peak, _ = measure_load(self._list_changes(events))
+            peak, _ = measure_load(events, self._storages)
             for split in span.splits:
                 if split.cut == IN_PLACE:
                     yield from self._complete_sum(split, made)
@@ -703,16 +697,3 @@ def _stand_ins(
             born[since].append(new(nbytes))
     every = zip(passing, freed, born, strict=True)
     return [p + f + b for p, f, b in every], sizes
-
-
-def measure_load(changes: Iterable[int]) -> tuple[int, int]:
-    """Highest load above the beginning, and the load at the end, in bytes.
-
-    Args:
-        changes: Bytes of each event, below zero for a free.
-    """
-    load = peak = 0
-    for change in changes:
-        load += change
-        peak = max(peak, load)
-    return peak, load

@@ -136,11 +136,6 @@ class CudaMemory(Memory):
         return self._others.nbytes
 
     @property
-    def footprint_bytes(self) -> int:
-        """GPU memory taken by the pool, whether in use or free."""
-        return self.pool.footprint_bytes
-
-    @property
     def last_failure(self) -> tuple[int, int] | None:  # type: ignore[override]
         return self.allocator.last_failure
 
