@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import toys
 
-from chainer_hybridmem.planning.planners import make_plan
+from chainer_hybridmem.planning.planners import make_plan, pooch
 from chainer_hybridmem.planning.records.plan import Action, Plan
 from chainer_hybridmem.planning.search.candidates import (
     KEEP,
@@ -165,6 +165,17 @@ def test_the_node_budget_is_respected_and_reported(budget: int) -> None:
     swap_all = make_plan(profile, limit, 'swap-all')
     slowest, fastest = swap_all.predicted_seconds, whole.predicted_seconds
     assert fastest <= cut.predicted_seconds <= slowest
+
+
+def test_assignments_that_come_again_change_neither_plan_nor_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = toys.chain(14, bandwidth=6.0 * MIB)
+    remembered = make_plan(profile, 90 * MIB, 'swap-opt')
+    monkeypatch.setattr(pooch, 'MOST_SEEN', -1)
+    again = make_plan(profile, 90 * MIB, 'swap-opt')
+    assert again.maps == remembered.maps
+    assert again.simulations == remembered.simulations
 
 
 def test_pooch_reports_an_incomplete_tree_too() -> None:

@@ -36,6 +36,7 @@ from chainer_hybridmem.planning.simulation.problem import Problem
 
 NODE_BUDGET = 20_000
 LARGEST_TREE = 10  # maps in one tree once the whole one is too large
+MOST_SEEN = 2**20  # actions remembered
 
 
 def swap_opt(
@@ -110,6 +111,7 @@ class _Tree:
         self.search = search
         self.last = search.simulations + budget
         self.complete = True
+        self.seen: dict[bytes, Candidate] = {}
 
     def run(self, base: Candidate, maps: list[int]) -> _Tree:
         self.candidate = base
@@ -128,7 +130,7 @@ class _Tree:
         if candidate.action[m] == SWAP and self.search.may_keep(m):
             kept = candidate.action.copy()
             kept[m] = KEEP
-            child = self.search.evaluate(kept)
+            child = self._evaluate(kept)
             if child.fits:
                 self._trim(child)
                 self._branch(child, maps, depth + 1)
@@ -136,23 +138,32 @@ class _Tree:
 
     def _trim(self, candidate: Candidate) -> None:
         """Greedy trimming of exposed swap-outs, from the output layer on."""
-        action = candidate.action.copy()
-        current = candidate
-        for m in range(len(action) - 1, -1, -1):
-            if not (current.release_stall > 0).any():
+        action, current = candidate.action.copy(), candidate
+        may_keep = self.search.problem.arrays.allowed[:, KEEP]
+        for m in np.flatnonzero(may_keep & (action == SWAP))[::-1].tolist():
+            if not current.release_stall.any():
                 break
-            if action[m] != SWAP or not self.search.may_keep(m):
-                continue
             if self.search.simulations >= self.last:
                 self.complete = False
                 break
             action[m] = KEEP
-            trimmed = self.search.evaluate(action)
+            trimmed = self._evaluate(action)
             if not trimmed.fits:
                 break
             current = trimmed
             self._offer(current)
         self._offer(current)
+
+    def _evaluate(self, action: np.ndarray) -> Candidate:
+        """Simulates an assignment, but for most of those that come again."""
+        key = action.tobytes()
+        if key in self.seen:
+            self.search.count(1)
+            return self.seen[key]
+        if len(self.seen) * len(action) > MOST_SEEN:
+            self.seen.clear()
+        found = self.seen[key] = self.search.evaluate(action)
+        return found
 
     def _offer(self, candidate: Candidate) -> None:
         if candidate.seconds < self.candidate.seconds:

@@ -112,7 +112,6 @@ class Search:
         self.lead = earliest if lead is None else np.maximum(lead, earliest)
         self.barrier = barrier
         self.work = make_work(problem.arrays)
-        self._release_stall, self._need_stall = self.work.stalls  # views
         self.simulations = 0
         self.started = clock()
         with self.uncounted():  # loads what is compiled
@@ -159,7 +158,7 @@ class Search:
         if free >= 0:
             out_seconds, in_seconds = out_seconds.copy(), in_seconds.copy()
             out_seconds[free] = in_seconds[free] = 0.0
-        result = kernel.judge(
+        seconds, peak_bytes, worst, _, collective = kernel.judge(
             self.problem.arrays,
             action,
             self.limit_bytes,
@@ -170,16 +169,8 @@ class Search:
             np.inf,
             self.work,
         )
-        outcome = Outcome(*result)
-        return Candidate(
-            action=action.copy(),
-            seconds=outcome.seconds,
-            peak_bytes=outcome.peak_bytes,
-            worst=outcome.worst,
-            collective=outcome.collective,
-            release_stall=self._release_stall.copy(),
-            need_stall=self._need_stall.copy(),
-        )
+        stalls = self.work.stalls.copy()
+        return Candidate(action.copy(), seconds, peak_bytes, worst, collective, *stalls)
 
     def positions(self, candidate: Candidate) -> Work:
         """Where everything of a candidate happens, replays included."""
