@@ -120,6 +120,26 @@ def test_whole_decisions_by_part_close_a_chain_beside_a_link(bandwidth: float) -
     assert bound_of_parts(problem, limit) < floor <= seconds <= floor * (1 + 1e-5)
 
 
+def test_the_solver_knows_a_point_whatever_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else SciPy keeps to itself what it has proven when its time is over."""
+    results, milp = [], optimize.milp
+
+    def solve(*args: Any, **options: Any) -> Any:
+        results.append(milp(*args, **options))
+        return results[-1]
+
+    monkeypatch.setattr(optimize, 'milp', solve)
+    problem = make_problem(toys.chain(6))
+    whole = WholeRelaxation(problem, least_memory(problem)[0])
+    too_fast = tighten(whole.relaxation).seconds * 0.99
+    answer = whole.solve(too_fast, 20.0)
+    assert results[0].x is not None
+    assert answer.x is None
+    assert answer.floor == pytest.approx(too_fast, rel=1e-5)
+
+
 def test_whole_maps_prove_what_bytes_do_not() -> None:
     """One of three large maps has to leave, and no link is fast enough for it."""
     profile = library.load_profile('shipped:alexnet-b1920-v100-estimated')

@@ -131,6 +131,9 @@ class Chains:
 
 
 # -- columns: where the variables stand, and their ranges ---------------------
+BEYOND = 10.0  # what a second costs beyond the wait that is asked for
+
+
 class Columns(NamedTuple):
     """First column of each group of variables; n operations, M maps.
 
@@ -149,6 +152,7 @@ class Columns(NamedTuple):
         made (int): One for each pair of :attr:`.Chains.made`.
         held (int): One for each map that only replays read: whether it, or what is
             made of it, is there.
+        beyond (int): The wait beyond what is asked for, where decisions are whole.
         single (int): M for each of n operations, or none: whether the map is swapped
             and away.
         end (int): Columns in all.
@@ -166,6 +170,7 @@ class Columns(NamedTuple):
     back_of: tuple[int, ...]
     made: int
     held: int
+    beyond: int
     single: int
     end: int
 
@@ -188,7 +193,8 @@ def lay_out_columns(problem: Problem, chains: Chains, singles: bool) -> Columns:
     starts = back + np.concatenate([[0], np.cumsum(counts)])
     made = back + sum(counts)
     held = made + len(chains.made)
-    single = held + int((~problem.arrays.read).sum())
+    beyond = held + int((~problem.arrays.read).sum())
+    single = beyond + 1
     return Columns(
         swap=0,
         recompute=n_maps,
@@ -202,6 +208,7 @@ def lay_out_columns(problem: Problem, chains: Chains, singles: bool) -> Columns:
         back_of=tuple(starts.astype(int).tolist()),
         made=made,
         held=held,
+        beyond=beyond,
         single=single,
         end=single + (n * n_maps if singles else 0),
     )
@@ -246,9 +253,9 @@ def make_variables(
             np.ones(columns.end - columns.back),
         ]
     )
-    upper[columns.waited] = 0
+    upper[columns.waited], upper[columns.beyond] = 0, longest
     cost = np.zeros(columns.end)
-    cost[columns.waited + n] = 1
+    cost[columns.waited + n], cost[columns.beyond] = 1, BEYOND
     lower = np.zeros(columns.end)
     return Variables(lower, upper, cost, np.arange(columns.end))
 

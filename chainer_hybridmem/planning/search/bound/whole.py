@@ -120,8 +120,9 @@ class WholeRelaxation:
 
         model = self.relaxation.model
         most = min(best_seconds - model.base_seconds, model.longest)
-        total = np.array([model.columns.waited + model.n])
-        rows = [make_row(total, [1.0], most)]
+        at = model.columns
+        # Without any point that it knows, the solver would not say what it has proven.
+        rows = [make_row([at.waited + model.n, at.beyond], [1.0, -1.0], most)]
         if self._maps is not None:
             rows += self._maps.rows()
         program = self.relaxation.program(rows)
@@ -158,6 +159,8 @@ class WholeRelaxation:
         if floor is not None and math.isfinite(floor):
             seconds += min(max(floor, 0.0), most, model.longest)
         x = None if result.x is None else self.relaxation.expanded(program, result.x)
+        if x is not None and x[at.beyond] > VIOLATED:
+            x = None
         return Answer(seconds * (1 - TRUST), x, result.status == 0)
 
 
