@@ -209,7 +209,7 @@ def test_it_finds_what_annealing_has_missed(monkeypatch: pytest.MonkeyPatch) -> 
     best = make_plan(problem, limit, 'exact').predicted_seconds
     swap_all = PLANNERS['swap-all']
     assert swap_all(problem, limit).predicted_seconds > best * 1.01
-    monkeypatch.setattr(module, 'hybrid', swap_all)
+    monkeypatch.setattr(module, '_incumbent', swap_all)
     plan = make_plan(problem, limit, 'exact')
     assert plan.predicted_seconds == pytest.approx(best, rel=1e-5)
     assert plan.options['proved']

@@ -225,7 +225,7 @@ def _least_memory(
     candidates = [search.evaluate(_actions(cuts, ends)) for ends in choices]
     ranks = [rank(candidate) for candidate in candidates]
     best = ranks.index(min(ranks))
-    search.count(unlimited.simulations)
+    search.simulations += unlimited.simulations
     return candidates[best], len(choices[best]) + 1
 
 

@@ -30,6 +30,7 @@ from chainer_hybridmem.jit import clock
 from chainer_hybridmem.planning.planners.hybrid import hybrid
 from chainer_hybridmem.planning.planners.planner import Planner
 from chainer_hybridmem.planning.records.plan import Plan
+from chainer_hybridmem.planning.search.annealing import count_steps
 from chainer_hybridmem.planning.search.bound import (
     TRUST,
     WIDE_GAP,
@@ -49,6 +50,7 @@ from chainer_hybridmem.planning.simulation.problem import Problem
 
 ENUMERATED = 100_000  # assignments, at most, that are simply all simulated
 TIME_BUDGET = 60.0
+MORE = 4  # times the steps of the default planner, where its gap is wide
 
 
 def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) -> Plan:
@@ -78,13 +80,20 @@ def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) 
 
 
 def _incumbent(problem: Problem, limit_bytes: int) -> Plan | None:
-    """The plan of the default planner; None if rules keep it from finding one."""
+    """The plan of the default planner, which looks for longer where its gap is wide.
+
+    None if rules keep it from finding one.
+    """
     try:
-        return hybrid(problem, limit_bytes)
+        plan = hybrid(problem, limit_bytes)
     except InfeasibleError:
         if not problem.rules:
             raise
         return None
+    if plan.predicted_seconds <= plan.lower_bound_seconds * (1 + WIDE_GAP):
+        return plan
+    more = hybrid(problem, limit_bytes, steps=MORE * count_steps(problem))
+    return min(plan, more, key=lambda p: p.predicted_seconds)
 
 
 class _Run:

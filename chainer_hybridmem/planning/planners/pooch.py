@@ -111,6 +111,7 @@ class _Tree:
         self.search = search
         self.last = search.simulations + budget
         self.complete = True
+        self.may_keep = search.problem.arrays.allowed[:, KEEP]
         self.seen: dict[bytes, Candidate] = {}
 
     def run(self, base: Candidate, maps: list[int]) -> _Tree:
@@ -127,7 +128,7 @@ class _Tree:
             self.complete = False
             return
         m = maps[depth]
-        if candidate.action[m] == SWAP and self.search.may_keep(m):
+        if candidate.action[m] == SWAP and self.may_keep[m]:
             kept = candidate.action.copy()
             kept[m] = KEEP
             child = self._evaluate(kept)
@@ -139,8 +140,7 @@ class _Tree:
     def _trim(self, candidate: Candidate) -> None:
         """Greedy trimming of exposed swap-outs, from the output layer on."""
         action, current = candidate.action.copy(), candidate
-        may_keep = self.search.problem.arrays.allowed[:, KEEP]
-        for m in np.flatnonzero(may_keep & (action == SWAP))[::-1].tolist():
+        for m in np.flatnonzero(self.may_keep & (action == SWAP))[::-1].tolist():
             if not current.release_stall.any():
                 break
             if self.search.simulations >= self.last:
@@ -158,7 +158,7 @@ class _Tree:
         """Simulates an assignment, but for most of those that come again."""
         key = action.tobytes()
         if key in self.seen:
-            self.search.count(1)
+            self.search.simulations += 1
             return self.seen[key]
         if len(self.seen) * len(action) > MOST_SEEN:
             self.seen.clear()

@@ -35,7 +35,7 @@ def superneurons(problem: Problem, limit_bytes: int) -> Plan:
     best, given_up = give_up_recomputes(search, _static_actions(problem))
     action = best.action.copy()
     for m in range(len(action) - 1, -1, -1):
-        if not search.may_keep(m):
+        if not problem.arrays.allowed[m, KEEP]:
             continue
         before, action[m] = action[m], KEEP
         candidate = search.evaluate(action)

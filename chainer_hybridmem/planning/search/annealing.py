@@ -77,7 +77,7 @@ class Budget:
     def count(self, steps: int, seconds: float) -> None:
         """Counts a round."""
         self.left = max(self.left - steps, 0)
-        self.search.count(steps)
+        self.search.simulations += steps
         if steps:
             self.seconds_per_step = seconds / steps
 

@@ -117,10 +117,6 @@ class Search:
         with self.uncounted():  # loads what is compiled
             self.evaluate(self.fill(SWAP))
 
-    def count(self, simulations: int) -> None:
-        """Counts simulations that were made elsewhere."""
-        self.simulations += simulations
-
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Excludes this block from planning time and counts."""
@@ -138,10 +134,6 @@ class Search:
     def obeyed(self, action: np.ndarray) -> np.ndarray:
         """The assignment, changed where the rules do not allow it."""
         return obeyed(self.problem.arrays, action)
-
-    def may_keep(self, m: int) -> bool:
-        """Whether the rules allow a map to be kept."""
-        return bool(self.problem.arrays.allowed[m, KEEP])
 
     def evaluate(self, action: np.ndarray, free: int = -1) -> Candidate:
         """Simulates one assignment, or what the rules make of it.
