@@ -6,7 +6,7 @@
 # minutes in all.
 #
 #   bash benchmarks/gpu/run.sh [--memory-limit 16GiB] [--seconds 840] [--scale 1.0]
-#                              [--insize 32] [--patience 1] [--steps 'cudnn ...']
+#                              [--insize 64] [--patience 1] [--steps 'cudnn ...']
 #
 # Rows are saved as they are measured, to benchmarks/results/gpu_*.json, where steps that
 # are left out keep what an earlier run has saved; a second folder

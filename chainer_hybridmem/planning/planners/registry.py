@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 from importlib import metadata
@@ -15,6 +14,7 @@ from chainer_hybridmem.errors import (
     PlanError,
     PlannerError,
     UnknownNameError,
+    nearest,
 )
 from chainer_hybridmem.planning.planners import (
     exact,
@@ -83,10 +83,9 @@ def check_name(name: str) -> str:
     """
     if not isinstance(name, str) or not _is_known(name):
         known = names()
-        close = difflib.get_close_matches(str(name), known, 1)
-        hint = f' Did you mean {close[0]!r}?' if close else ''
         raise UnknownNameError(
-            f'There is no planner {name!r}.{hint} Planners: {", ".join(known)}.'
+            f'There is no planner {name!r}.{nearest(name, known)} Planners: '
+            f'{", ".join(known)}.'
         )
     return name
 

@@ -8,14 +8,13 @@ takes long to import is imported by what needs it.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from chainer_hybridmem.errors import OptionError
+from chainer_hybridmem.errors import OptionError, nearest
 from chainer_hybridmem.planning.records.rules import check_rules, moves_maps, pairs_of
 from chainer_hybridmem.planning.records.splits import EXACT, Splitting, check_splitting
 from chainer_hybridmem.training.session.setting.cache_folder import open_folder
@@ -344,11 +343,9 @@ class Options:
         own = {name: value for name, value in others.items() if name not in names}
         known = {name: value for name, value in others.items() if name in names}
         for name in own:
-            close = difflib.get_close_matches(name, names, 1)
-            if close and name not in options_of(planner or DEFAULT):
-                raise OptionError(
-                    f'There is no option {name!r}. Did you mean {close[0]!r}?'
-                )
+            hint = nearest(name, names)
+            if hint and name not in options_of(planner or DEFAULT):
+                raise OptionError(f'There is no option {name!r}.{hint}')
         return cls(memory_limit, planner, planner_options=own, **known)
 
     def plan_with(self, planner: str, planner_options: dict[str, Any]) -> None:
