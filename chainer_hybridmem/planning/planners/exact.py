@@ -80,10 +80,7 @@ def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) 
 
 
 def _incumbent(problem: Problem, limit_bytes: int) -> Plan | None:
-    """The plan of the default planner, which looks for longer where its gap is wide.
-
-    None if rules keep it from finding one.
-    """
+    """The default planner's plan, sought for longer where its gap is wide, if any."""
     try:
         plan = hybrid(problem, limit_bytes)
     except InfeasibleError:
