@@ -211,7 +211,7 @@ def many_allocations(body: Body, before: Body) -> str:
 
 def cuda_counts(body: Body) -> str:
     """Returns what an iteration calls of CUDA beside plain Chainer."""
-    head = ['iteration', 'issuing', 'over the plain one before it', 'its bytecodes']
+    head = ['iteration', 'issuing', 'over plain', 'bytecodes over plain']
     head += ['launches', 'copies', 'mallocs', 'events', 'synchronisations']
     once = {'guided_over_plain': 1.0, 'bytecodes_over_plain': 1.0}
     last = [
@@ -341,8 +341,9 @@ SECTIONS = (
         ('cuda_counts',),
         'What an iteration calls of CUDA',
         """ResNet-50, batch 256, in 16 GiB on the emulated GPU with kernels skipped:
-        the last recorded iteration of each kind. *Issuing* is the time of Python and
-        the driver calls.""",
+        calls of the last iteration of each kind. *Issuing* is the time of Python and
+        the driver calls: medians of iterations that were taken in turns with plain
+        ones. *Bytecodes* are those of Python.""",
         cuda_counts,
     ),
 )
