@@ -199,14 +199,9 @@ def parameters_of(model: chainer.Link) -> list[tuple[str, chainer.Parameter]]:
     kinds = {type(variable) for _, variable in named}
     if not all(issubclass(kind, chainer.Parameter) for kind in kinds):
         last = {path: reference() for path, reference in seen.items()}
-        is_parameter = {kind: issubclass(kind, chainer.Parameter) for kind in kinds}
-        found = [
-            (path, one if is_parameter[type(one)] else last.get(path))
-            for path, one in named
-        ]
-        named = [
-            (path, parameter) for path, parameter in found if parameter is not None
-        ]
+        last.update((path, v) for path, v in named if isinstance(v, chainer.Parameter))
+        found = [(path, last.get(path)) for path, _ in named]
+        named = [(path, p) for path, p in found if p is not None]
     seen.update({path: weakref.ref(parameter) for path, parameter in named})
     return named
 
