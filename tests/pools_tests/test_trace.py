@@ -40,3 +40,9 @@ def test_sizes_that_cannot_be(sizes):
 def test_an_empty_lifetime():
     with pytest.raises(FormatError, match='after the start'):
         from_lifetimes([1], [3], [3])
+
+
+@pytest.mark.parametrize('names', [['a'], ['a', 'b', 'c']])
+def test_each_buffer_of_a_trace_with_names_has_one(names):
+    with pytest.raises(FormatError, match='2 buffers'):
+        from_lifetimes([1, 2], [0, 0], [1, 1], names)

@@ -136,8 +136,10 @@ def from_lifetimes(
         names: What they are called in files.
 
     Raises:
-        FormatError: If a lifetime is empty or a size cannot be.
+        FormatError: If a lifetime is empty, a size cannot be, or a name is missing.
     """
+    if names and len(names) != len(sizes):
+        raise FormatError(f'There are {len(sizes)} buffers and {len(names)} names.')
     for index, (start, stop) in enumerate(zip(lower, upper, strict=True)):
         if not start < stop:
             raise FormatError(

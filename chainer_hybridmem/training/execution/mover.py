@@ -50,7 +50,7 @@ class Observer:
     def leaves(self, live: LiveMap) -> None:
         """The memory of a map is about to go, if it is still there."""
 
-    def copy(self, kind: str, storage: int, span: Completion) -> None:
+    def copy(self, kind: str, storage: int, completion: Completion) -> None:
         """A copy has been started; its kind is ``'swap-out'`` or ``'swap-in'``."""
 
     def released(self) -> None:
@@ -124,9 +124,9 @@ class Observers(Observer):
         for one in self.members:
             one.leaves(live)
 
-    def copy(self, kind: str, storage: int, span: Completion) -> None:
+    def copy(self, kind: str, storage: int, completion: Completion) -> None:
         for one in self.members:
-            one.copy(kind, storage, span)
+            one.copy(kind, storage, completion)
 
     def released(self) -> None:
         for one in self.members:

@@ -79,9 +79,9 @@ class Tracer(Hooks, Observer):
         device.memory.reset_window()
 
     # -- reports of the executor ----------------------------------------------
-    def copy(self, kind: str, storage: int, span: Completion) -> None:
+    def copy(self, kind: str, storage: int, completion: Completion) -> None:
         """A copy has started."""
-        self._copies.append((kind, storage, span))
+        self._copies.append((kind, storage, completion))
         if kind == 'swap-in':
             self._taken.append((self.device.memory.event_count, storage))
 
@@ -194,8 +194,8 @@ class Tracer(Hooks, Observer):
 
     def _copied(self, profile: Profile, origin: Mark) -> list[Interval]:
         copies = []
-        for kind, storage, span in self._copies:
-            first, last = span.after(origin)
+        for kind, storage, completion in self._copies:
+            first, last = completion.after(origin)
             label = _label(profile, storage)
             copies.append(Interval(_LANES[kind], kind, label, first, last, storage))
         return copies
