@@ -36,7 +36,7 @@ LIMITS = ('200 %', '75 %', '60 %')
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     'hooks': (
         (Loop, 'forward_preprocess'),
-        (Loop, 'forward_postprocess'),
+        (Loop, '_end_forward'),
         (Loop, 'backward_preprocess'),
         (Loop, 'backward_postprocess'),
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -15,8 +14,6 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-
-from chainer_hybridmem.training.session.planning import plan_maker
 
 LIMIT = 160_000_000
 LIBRARIES = 64_000_000  # bytes: BLAS, the planner, Python, what times replays
@@ -64,7 +61,6 @@ def train(**options):
 
 def child(folder):
     """Prints what training takes with a limit, and without."""
-    plan_maker.MOST_SLOWDOWN = math.inf  # else times decide whether there is an arena
     networks.train(Deep, batches(8, 100), memory_limit='1GB')
     limited = train(memory_limit=LIMIT, swap_dir=folder)
     print(json.dumps([limited, train()]))

@@ -22,6 +22,7 @@ from chainer_hybridmem.planning.simulation import make_problem, simulate
 from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.reporting.page import Run, make_data
 from chainer_hybridmem.training.devices import open_device
+from chainer_hybridmem.training.devices.host.device import HostOffsets
 from chainer_hybridmem.training.session.guides.guide import Guide
 from chainer_hybridmem.training.session.iterations.observation import Detail
 from chainer_hybridmem.training.session.planning import plan_maker
@@ -182,6 +183,7 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
         return make_plan_for(LIMIT - 1000), None, True
 
     monkeypatch.setattr(plan_maker, 'plan_with_arena', smaller)
+    monkeypatch.setattr(HostOffsets, 'needed', True)
     device = open_device('cpu', PLENTY)
     options = Options(LIMIT, 'swap-all')
     maker = plan_maker.PlanMaker(

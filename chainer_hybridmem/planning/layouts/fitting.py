@@ -13,7 +13,6 @@ from typing import Generic, Protocol, TypeVar
 
 from chainer_hybridmem.errors import InfeasibleError, OptionError
 from chainer_hybridmem.planning.records.plan import Plan
-from chainer_hybridmem.planning.search.deadline import Deadline
 
 ROUNDS = 5
 
@@ -59,7 +58,6 @@ def fit(
     need: Callable[[Plan], Placement],
     limit_bytes: int,
     rounds: int = ROUNDS,
-    deadline: Deadline | None = None,
 ) -> Fitted[Placement]:
     """Plans for lower and lower limits until the placement fits.
 
@@ -68,7 +66,6 @@ def fit(
         need: Places a plan's memory.
         limit_bytes: What the placement must fit.
         rounds: Plans to make at most.
-        deadline: No plan is begun that would end after it, going by the last one.
 
     Returns:
         Fitted: The first that fits; if none does, the one with the smallest footprint.
@@ -79,10 +76,8 @@ def fit(
     """
     if rounds < 1:
         raise OptionError(f'rounds must be at least 1; {rounds} was given.')
-    deadline = deadline or Deadline()
     target, best = limit_bytes, None
     for number in range(1, rounds + 1):
-        left_seconds = deadline.left_seconds
         try:
             plan = make_plan_for(target)
         except InfeasibleError:
@@ -98,8 +93,7 @@ def fit(
         # A plan below its limit would be made again for any limit above its peak.
         target = min(target, plan.predicted_peak_bytes)
         target -= placed.footprint_bytes - limit_bytes
-        took_seconds = left_seconds - deadline.left_seconds
-        if target <= 0 or deadline.left_seconds < took_seconds:
+        if target <= 0:
             break
     assert best is not None
     return dataclasses.replace(best, rounds=number)

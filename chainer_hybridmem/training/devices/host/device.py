@@ -257,12 +257,16 @@ class HostArrays(Arrays):
 class HostOffsets(Offsets):
     """The arena is a range of addresses as large as the limit.
 
+    Pages follow the load, so an arena that needs more than the limit keeps it all the
+    same: pages of its holes go back to the system, and blocks behind its end lie beside
+    it.
+
     Args:
         memory: Which reserves it.
     """
 
     alignment_bytes = counter_words.ALIGNMENT
-    needed = False  # pages follow the load
+    needed = False
     moves_in = True  # it takes addresses first, and memory as it is touched
 
     def __init__(self, memory: HostMemory) -> None:
@@ -280,7 +284,7 @@ class HostOffsets(Offsets):
         counter = self._memory.counter
         if self._table.expect(arena):
             counter.release_side()  # the arena takes its memory over
-        return counter.arena_bytes >= arena.slab_bytes
+        return counter.arena_bytes > 0
 
     def seek(self, k: int) -> None:
         self._table.seek(k)

@@ -145,14 +145,14 @@ class PlanArena:
         """No plan is made for an arena from now on, for this reason."""
         self.wanted, self.refusal = False, why
 
-    def reconsider(self, *reasons: str) -> tuple[bool, str]:
-        """Wants an arena again if one of these reasons has spoken against it.
+    def reconsider(self, reason: str) -> tuple[bool, str]:
+        """Wants an arena again if this is why there is none.
 
         Returns:
             tuple: What was wanted before; see :meth:`restore`.
         """
         before = self.wanted, self.refusal
-        self.wanted = self.wanted or self.refusal in reasons
+        self.wanted = self.wanted or self.refusal == reason
         return before
 
     def restore(self, before: tuple[bool, str]) -> None:

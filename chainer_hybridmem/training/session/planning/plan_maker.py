@@ -38,11 +38,6 @@ from chainer_hybridmem.units import format_bytes
 
 Logs = tuple[IterationLog, IterationLog]
 Place = Callable[[Logs], Arena]
-MOST_SLOWDOWN = 0.05  # that an arena may cost where there is a choice; it saves faults
-
-
-class _NoTime(Exception):
-    """Ends the search for an arena that the limit does not need."""
 
 
 def plan_with_arena(
@@ -51,10 +46,10 @@ def plan_with_arena(
     place: Place,
     limit_bytes: int,
     spare_bytes: int,
-    optional: bool,
-    deadline: Deadline | None = None,
 ) -> tuple[Plan, Arena | None, bool]:
     """Plans until the arena fits, as far as a plan's trace tells.
+
+    No deadline ends that: planners and layouts are quick once it has passed.
 
     Args:
         problem: What is planned.
@@ -62,10 +57,6 @@ def plan_with_arena(
         place: Lays out two logged iterations.
         limit_bytes: What arena and all beside it must fit.
         spare_bytes: What they must leave of it.
-        optional: Whether the limit is kept without an arena, too: then a plan is not
-            made slower for it than :data:`MOST_SLOWDOWN`.
-        deadline: After it, no more plans and arenas are tried for their speed. An arena
-            that is not optional is sought on: planners and layouts are quick then.
 
     Returns:
         tuple: The plan, its arena if it was laid out, and whether that fits.
@@ -73,21 +64,16 @@ def plan_with_arena(
     Raises:
         InfeasibleError: If there is no plan for the limit.
     """
-    deadline = deadline or Deadline()
     room_bytes = limit_bytes - spare_bytes
-    made: list[Plan] = []  # as the planner makes them
-    arenas: list[Arena] = []  # of those, or of what is relaxed
+    arenas: list[Arena] = []
 
     def arena_of(plan: Plan) -> Arena:
         return place(logs_of(planned_trace(problem.profile, plan)))
 
     def make(planned_bytes: int) -> Plan:
         plan = make_plan_for(planned_bytes)
-        made.append(plan)
-        if optional and deadline.is_over:
-            raise _NoTime
         arena = arena_of(plan)
-        if arena.footprint_bytes > room_bytes and not (optional and deadline.is_over):
+        if arena.footprint_bytes > room_bytes:
             # Only now: copies that may begin early forgive a slow link the most.
             plan = relaxed(problem, plan)
             arena = arena_of(plan)
@@ -97,39 +83,23 @@ def plan_with_arena(
     if room_bytes <= 0:
         return make_plan_for(limit_bytes), None, False
     try:
-        fitted = fit(
-            make,
-            lambda plan: arenas[-1],
-            room_bytes,
-            deadline=deadline if optional else None,
-        )
-    except _NoTime:
-        return made[0], None, False
+        fitted = fit(make, lambda plan: arenas[-1], room_bytes)
     except InfeasibleError:
         if not spare_bytes:
             raise
         return make_plan_for(limit_bytes), None, False
-    plan, first = fitted.plan, made[0]
-    if optional and (
-        not fitted.fits
-        or plan.predicted_seconds > first.predicted_seconds * (1 + MOST_SLOWDOWN)
-    ):
-        return first, None, False
-    return plan, fitted.placed, fitted.fits
+    return fitted.plan, fitted.placed, fitted.fits
 
 
 # Shares of free memory that are tried one after the other, also after the deadline: a
 # try takes 0.05 s for a ResNet-50, and every iteration is faster for it.
 ROOMS = 1.0, 0.75, 0.5, 0.25
-OTHERS_PLAN = 'the plan of this node leaves none that fits here'
-NO_TIME = 'none was found in the time that iterations may wait'
 # Between two iterations, the program waits for what plain ones take, or for a second;
 # longer where the limit may not hold without an arena.
 PLAIN_ITERATIONS, LEAST_SECONDS, LEAST_SECONDS_NEEDED = 3, 1.0, 12.0
 LEAST_BUDGET = 1e-3  # seconds, for a plan that has to be made
 PLANNER_SHARE = 0.5  # of the time that is left, for a planner that uses all it gets
 NONE_FITS = 'of the plans that were tried, none has one that fits the limit'
-TOO_SLOW = f'none fits the limit for {MOST_SLOWDOWN:.0%} more time'
 
 
 class PlanMaker:
@@ -170,7 +140,7 @@ class PlanMaker:
         planner: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> Plan:
-        """A plan for the limit, with an arena if there is one that fits.
+        """A plan for the limit, with an arena that fits if the limit needs one.
 
         Args:
             guide: Whose plan it becomes.
@@ -195,23 +165,19 @@ class PlanMaker:
             told = {name: given.get(name) for name in timely}  # not what was left
             return dataclasses.replace(plan, options={**plan.options, **told})
 
-        if not self._wants_arena(guide):
-            plan = make_plan_for(room_bytes)
-            return defer_drops(problem, plan, largest_bytes=self._largest_bytes)
-        spare_bytes, needed = self._spare_bytes(guide), self._device.offsets.needed
+        if not self._needs_arena(guide):
+            return self._leave_to_graph(guide, problem, make_plan_for(room_bytes))
+        spare_bytes = self._spare_bytes(guide)
         plan, arena, fits = plan_with_arena(
             problem,
             make_plan_for,
             lambda logs: self.lay_out(logs, deadline, room_bytes - spare_bytes),
             room_bytes,
             spare_bytes,
-            optional=not needed,
-            deadline=deadline,
         )
         if not fits:
-            why = NONE_FITS if needed else NO_TIME if deadline.is_over else TOO_SLOW
-            guide.arena.reject(why)
-            self._tell(f'no arena: {why}')
+            guide.arena.reject(NONE_FITS)
+            self._tell(f'no arena: {NONE_FITS}')
         elif plan.memory_limit_bytes < room_bytes:
             self._tell(
                 f'planned for {format_bytes(plan.memory_limit_bytes)}, so that the '
@@ -248,12 +214,7 @@ class PlanMaker:
             )
         except PlanError:
             return None
-        if self.arena_fits(guide, problem, plan):
-            return plan
-        if self._device.offsets.needed:  # without one the limit may not hold
-            return None
-        guide.arena.reject(OTHERS_PLAN)
-        return plan
+        return plan if self.arena_fits(guide, problem, plan) else None
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
         """Without needless drops, as far as the arena allows it."""
@@ -276,12 +237,14 @@ class PlanMaker:
         """What plans leave of it, so that their arena has memory."""
         return guide.arena.spare_bytes + self._device.offsets.spare_bytes
 
-    def _wants_arena(self, guide: Guide) -> bool:
-        return self._options.arena and guide.arena.wanted
+    def _needs_arena(self, guide: Guide) -> bool:
+        """Whether plans are made so that their arena fits."""
+        wanted = self._options.arena and guide.arena.wanted
+        return wanted and self._device.offsets.needed
 
     def arena_fits(self, guide: Guide, problem: Problem, plan: Plan) -> bool:
         """Whether a plan needs no arena, or one that fits as far as its trace tells."""
-        if not self._wants_arena(guide):
+        if not self._needs_arena(guide):
             return True
         room_bytes = self.room_bytes(guide) - self._spare_bytes(guide)
         logs = logs_of(planned_trace(problem.profile, plan))

@@ -23,9 +23,7 @@ from chainer_hybridmem.training.session.guides.guide import Guide
 from chainer_hybridmem.training.session.guides.guidebook import GuideBook
 from chainer_hybridmem.training.session.planning.machine_plans import MachinePlans
 from chainer_hybridmem.training.session.planning.plan_maker import (
-    NO_TIME,
     NONE_FITS,
-    TOO_SLOW,
     PlanMaker,
 )
 from chainer_hybridmem.training.session.setting.link_measurement import LinkMeasurement
@@ -278,7 +276,7 @@ class Planning:
         bound_seconds = self._lower_bound_seconds(guide, problem)
         if guide.arena.wanted and seconds <= bound_seconds * (1 + LEAST_GAIN):
             return None
-        before = guide.arena.reconsider(TOO_SLOW, NONE_FITS, NO_TIME)
+        before = guide.arena.reconsider(NONE_FITS)
         try:
             plan = self.maker.make_plan(guide, problem)
         except InfeasibleError:  # it was replanned with another planner
@@ -352,7 +350,7 @@ class Planning:
         arena = self.maker.lay_out(guide.arena.take_logs(), deadline)
         limit_bytes = self._options.limit_bytes
         excess = arena.footprint_bytes - limit_bytes
-        if excess <= 0:
+        if excess <= 0 or not self._device.offsets.needed:
             guide.arena.lay_out(arena)
             self._tell(
                 f'arena: {format_count(arena.placed, "allocation")} placed in '
