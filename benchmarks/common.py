@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.saving import ROOT, environment, save  # noqa: F401  for the scripts
 from chainer_hybridmem import architectures
-from chainer_hybridmem.commands import arguments, samples
+from chainer_hybridmem.commands import arguments, programs, samples
+from chainer_hybridmem.commands.networks import Network
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.training.recompute import drawing
 
@@ -99,8 +100,13 @@ def recordings(
     if folder:
         name = arch.rpartition('.')[2].replace(':', '-')
         path = os.path.join(folder, f'{name}.json')
-    sampling = samples.Sampling(arch, arguments.SAMPLE_BATCHSIZES, n_class=n_class)
-    return samples.obtain(sampling, path, Progress(2, sys.stderr)).pair
+    sizes, progress = arguments.SAMPLE_BATCHSIZES, Progress(2, sys.stderr)
+
+    def record(network: Network) -> samples.SamplePair:
+        return programs.record_samples(network, sizes, True, progress)[0][0][0]
+
+    network = Network(arch, 1, n_class=n_class, device='cpu')
+    return samples.obtain(network, path, record).pair
 
 
 def in_core_peak(arch: str, batchsize: int, insize: int = 224) -> tuple[int, int]:

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 from benchmarks import common
 from chainer_hybridmem import architectures, profiles
-from chainer_hybridmem.commands import recording, samples
+from chainer_hybridmem.commands import programs
+from chainer_hybridmem.commands.networks import Network
 from chainer_hybridmem.forecasting.estimation import Estimator, load_device_model
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.records.profile_file import (
@@ -114,16 +115,16 @@ def chosen(options: argparse.Namespace) -> dict[str, Source]:
 def make(source: Source, options: argparse.Namespace) -> Profile:
     if source.gpu is not None:
         return estimate(source, options.samples)
-    link = {'link_bandwidth': HOST_BANDWIDTH}
-    memory = recording.Memory(recording.AMPLE_BYTES, 'cpu', link)
+    device, link = 'cpu', {'link_bandwidth': HOST_BANDWIDTH}
     if options.gpu is not None:
-        memory = recording.Memory(recording.AMPLE_BYTES, 'cuda')
-    network = recording.Network(source.arch, source.batchsize)
+        device, link = 'cuda', {}
+    network = Network(source.arch, source.batchsize, device=device).completed()
+    told = {**link, 'progress': True}
     rounds = (
-        recording.record(network, memory, samples.ITERATIONS, sys.stderr)
+        programs.record(network, told, parts=True, timed=True)
         for _ in range(options.rounds)
     )
-    return quickest([recorded.problem.profile for recorded in rounds])
+    return quickest([recorded.find_largest().profile for recorded in rounds])
 
 
 def quickest(rounds: list[Profile]) -> Profile:

@@ -74,8 +74,8 @@ class BatchCommand(base.Command):
         for other in (args.output, args.json):
             outputs.check_outputs(args.profile, other)
         outputs.check_outputs(args.profile, inputs=(args.samples,))
-        program = estimating.find_program(args)
-        if program is not None and program.batch_arg is None:
+        asked = estimating.find_asked(args)
+        if asked.batch_arg is None:
             raise OptionError(
                 'Which argument of the program has its batch size? Name it with '
                 '--batch-arg, such as --batch-arg=--batchsize.'
@@ -88,7 +88,7 @@ class BatchCommand(base.Command):
             return with_host_limit(problem, host_limit_bytes)
 
         with estimating.open_progress(args, 1) as progress:
-            sampled = estimating.obtain(args, program, progress)
+            sampled = estimating.obtain(args, asked, progress)
             estimator = sampled.step.estimators[0]
             limit_bytes = args.memory_limit or estimating.device_bytes(estimator)
             host_limit_bytes = estimating.host_limit_beside(
@@ -109,10 +109,9 @@ class BatchCommand(base.Command):
             'device': device['name'],
             **summarise(found),
         }
-        if program is None:
+        title = asked.title
+        if isinstance(asked, programs.Network):
             title = '{arch}, pictures of {insize}x{insize}'.format(**figures)
-        else:
-            title = program.title
         title = f'{title} on {device["name"]}'
         text = f'{title}\n\n{describe(found, times_rows(device))}'
         if host_limit_bytes is not None:

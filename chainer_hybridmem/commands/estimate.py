@@ -32,7 +32,7 @@ from chainer_hybridmem.reporting.tables import (
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.commands.programs import Program
+    from chainer_hybridmem.commands.programs import Asked
     from chainer_hybridmem.commands.progress import Progress
     from chainer_hybridmem.forecasting.estimation import Estimator
     from chainer_hybridmem.planning.simulation import Problem
@@ -74,14 +74,14 @@ class EstimateCommand(base.Command):
 
         planner = arguments.planner_of(args)
         args = node_table.resolve(args)
-        program = estimating.find_program(args)
-        batchsize = programs.find_batchsize(args, program)
+        asked = estimating.find_asked(args)
+        batchsize = programs.find_batchsize(args, asked)
         check_batchsize(batchsize)
         methods = list(dict.fromkeys(['in-core', 'swap-all', planner]))
 
         steps = len(methods) + (args.ranks is not None)
         with estimating.open_progress(args, steps) as progress:
-            sampled = estimating.obtain(args, program, progress)
+            sampled = estimating.obtain(args, asked, progress)
             estimator = sampled.step.largest(batchsize)
             host_limit = estimating.host_limit_beside(args.memory_limit, estimator)
             problem = with_host_limit(
@@ -99,8 +99,7 @@ class EstimateCommand(base.Command):
                 figures['ranks'] = node_table.summarise(
                     problem, limit_bytes, planner, args, progress
                 )
-        if program is not None:
-            tell_program(figures, program, sampled, limit_bytes)
+        tell_step(figures, asked, sampled, limit_bytes)
         text = _text(figures)
         if host_limit is not None:
             text += f'\n\n{estimating.ONE_RAM}'
@@ -109,9 +108,9 @@ class EstimateCommand(base.Command):
         return 0 if any(row['fits'] for row in figures['methods']) else 1
 
 
-def tell_program(
+def tell_step(
     figures: dict[str, Any],
-    program: Program,
+    asked: Asked,
     sampled: estimating.Sampled,
     limit_bytes: int,
 ) -> None:
@@ -131,10 +130,10 @@ def tell_program(
                 f'{format_bytes(older)} are beside one iteration, and the limit '
                 f'is {format_bytes(limit_bytes)}'
             )
-    if program.batch_arg is None:
+    if asked.batch_arg is None:
         figures['batchsize'] = figures['device']['batchsize'] = None
         figures['device']['sample_batchsizes'] = None
-    if program.batch_arg is None or figures['iterations_per_step'] > 1:
+    if asked.batch_arg is None or figures['iterations_per_step'] > 1:
         figures['in_core_images_per_second'] = None
         for row in figures['methods']:
             row['images_per_second'] = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,9 +12,13 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.terminal import printable
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.commands.programs import Program
+    from chainer_hybridmem.commands.programs import Asked
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.forecasting.estimation import Estimator, StepEstimator
+    from chainer_hybridmem.forecasting.estimation import (
+        Estimator,
+        SamplePair,
+        StepEstimator,
+    )
 
 STUDIES = 'for research'  # heading of options that most users leave alone
 PLANS = 'another network or plan'
@@ -112,7 +115,8 @@ def open_progress(args: argparse.Namespace, steps: int) -> Progress:
     from chainer_hybridmem.commands import samples
     from chainer_hybridmem.commands.progress import Progress
 
-    return Progress(samples.count_steps(args.samples) + steps, sys.stderr)
+    recorded = 0 if samples.is_kept(args.samples) else 2
+    return Progress(recorded + steps, sys.stderr)
 
 
 class Sampled(NamedTuple):
@@ -135,23 +139,22 @@ def tell_note(sampled: Sampled) -> None:
         print(printable(f'hybridmem: note: {sampled.note}'), file=sys.stderr)
 
 
-def find_program(args: argparse.Namespace) -> Program | None:
-    """The program of a command line; None if it names an architecture.
+def find_asked(args: argparse.Namespace) -> Asked:
+    """The network or program of a command line.
 
     Raises:
         OptionError: As :func:`programs.find` does.
     """
-    return programs.find(args, samples=None, record_on=None)
+    on = args.record_on or ('auto' if args.gpu is None else 'cpu')
+    return programs.find(args, on, samples=None, record_on=None)
 
 
-def obtain(
-    args: argparse.Namespace, program: Program | None, progress: Progress
-) -> Sampled:
+def obtain(args: argparse.Namespace, asked: Asked, progress: Progress) -> Sampled:
     """What the command line asks to estimate from.
 
     Args:
         args: With the options of this module, ``output`` and ``json``.
-        program: Of :func:`find_program`.
+        asked: Of :func:`find_asked`.
         progress: Of :func:`open_progress`.
 
     Raises:
@@ -166,29 +169,33 @@ def obtain(
     )
 
     model = load_device_model(args.gpu) if args.gpu is not None else None
-    device = args.record_on or ('auto' if model is None else 'cpu')
     if (args.images_per_second is None) != (args.calibrate_batch is None):
         raise OptionError(
             'Calibration needs both --images-per-second and --calibrate-batch: a '
             'measured speed and the batch size it was measured with.'
         )
     ways(model, args.convolution, args.recompute)
-    if args.samples is None or not os.path.isfile(args.samples):
+    if not samples.is_kept(args.samples):
         outputs.check_output(args.samples)
     outputs.check_outputs(args.output, args.json, (args.samples,))
     here, note = model is None, None
     batchsizes = args.sample_batches
     if batchsizes is None:
-        batchsizes = _choose_batchsizes(args, program, here)
-    if program is None:
-        network = args.arch, tuple(batchsizes), args.insize, args.n_class
-        sampling = samples.Sampling(*network, device, parts=here, timed=here)
-        sampled = samples.obtain(sampling, args.samples, progress)
-        pairs = [(sampled.pair, 1)]
-        named: dict[str, Any] = sampled.named
+        batchsizes = _choose_batchsizes(args, asked, here)
+    here = here or args.samples is not None  # what is kept tells it, too
+
+    def record(one: Asked) -> list[tuple[SamplePair, int]]:
+        nonlocal note
+        pairs, note = programs.record_samples(one, batchsizes, here, progress)
+        return pairs
+
+    if isinstance(asked, programs.Network):
+        sampled = samples.obtain(
+            asked, args.samples, lambda network: record(network)[0][0]
+        )
+        named, pairs = sampled.named, [(sampled.pair, 1)]
     else:
-        pairs, note = programs.record_samples(program, batchsizes, here, progress)
-        named = {'program': program.words, 'batch_arg': program.batch_arg}
+        named, pairs = asked.named, record(asked)
     step = StepEstimator.make(pairs, model, args.convolution, args.recompute)
     if args.images_per_second is not None:
         first = step.largest(args.calibrate_batch)
@@ -200,13 +207,13 @@ def obtain(
 
 
 def _choose_batchsizes(
-    args: argparse.Namespace, program: Program | None, here: bool
+    args: argparse.Namespace, asked: Asked, here: bool
 ) -> tuple[int, int]:
     """Batch sizes to record, where none are named."""
     batchsizes = arguments.SAMPLE_BATCHSIZES
     if here and args.in_parts and args.splitting:
         batchsizes = arguments.PART_SAMPLE_BATCHSIZES
-    own = None if program is None else program.batchsize
+    own = asked.batchsize if isinstance(asked, programs.Program) else None
     if here and own is not None and own // 4 > batchsizes[0]:
         return own // 4, own // 2  # times of tiny ones tell little of larger ones
     return batchsizes

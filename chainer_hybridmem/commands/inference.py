@@ -18,7 +18,6 @@ from chainer_hybridmem.reporting.tables import (
 from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.commands.programs import Program
     from chainer_hybridmem.forecasting.estimation import SamplePair
     from chainer_hybridmem.lab.pools.replay import Replay
     from chainer_hybridmem.planning.layouts import Trace
@@ -82,22 +81,26 @@ class InferenceCommand(base.Command):
         )
 
         outputs.check_outputs(args.output, args.json)
-        program = programs.find(args, record_on=None)
-        batchsize = programs.find_batchsize(args, program)
+        asked = programs.find(args, args.record_on or 'cpu', record_on=None)
+        batchsize = programs.find_batchsize(args, asked)
         check_batchsize(batchsize)
         alignment = args.alignment or CUDA_ALIGNMENT
         check_alignment(alignment)
         names = list(dict.fromkeys(args.pool or catalogue.POOLS))
         catalogue.check_names(names)
         with Progress(2, sys.stderr) as progress:
-            named, pair = record(args, program, progress)
+            asked = asked.completed()
+            recorded, pair = programs.record_passes(
+                asked, args.sample_batches, progress
+            )
         profile = at(pair, batchsize, args.convolution)
         trace = forward_trace(profile, Lifetimes(args.lifetimes))
         replays = layout.replay_pools(trace, alignment, names, args.iterations)
         best = recommend(replays)
         figures = {
-            **named,
-            'batchsize': batchsize if program is None or program.batch_arg else None,
+            **asked.named,
+            'link': recorded.link,
+            'batchsize': batchsize if asked.batch_arg else None,
             'convolution': args.convolution,
             'sample_batchsizes': None if pair.is_one else list(pair.batchsizes),
             **summarise(profile),
@@ -112,33 +115,6 @@ class InferenceCommand(base.Command):
             library.write_text(args.output, minimalloc.dumps(trace, smallest))
         outputs.publish(_text(figures, trace, replays, best), figures, args.json)
         return 0
-
-
-def record(
-    args: argparse.Namespace, program: Program | None, progress: Progress
-) -> tuple[dict[str, Any], SamplePair]:
-    """Records forward passes: what was recorded, as plain values, and the passes.
-
-    Raises:
-        OptionError: If the batch sizes are not ascending, or not those of the passes.
-        ProfileMismatchError: If the two passes differ.
-        HybridMemoryError: If the network or the program cannot be run.
-    """
-    if program is not None:
-        recorded, pair = programs.record_passes(program, args.sample_batches, progress)
-        return {'program': program.words, 'link': recorded.link}, pair
-    base.import_chainer()
-    from chainer_hybridmem.commands import recording, samples
-
-    network = args.arch, args.sample_batches, args.insize, args.n_class
-    sampling = samples.Sampling(*network, args.record_on or 'cpu')
-    device = recording.choose_device(sampling.device, '--record-on')
-    found = samples.record_pair(
-        sampling,
-        progress,
-        lambda network, _: recording.record_inference(network, device),
-    )
-    return found.named, found.pair
 
 
 def at(pair: SamplePair, batchsize: int, convolution: str) -> Profile:
@@ -208,9 +184,8 @@ def _text(
         ('parameters', f'{format_bytes(figures["parameter_bytes"])}, left out'),
         ("CuPy's pool", f'{format_bytes(figures["cupy_run_bytes"])}, as run'),
         ('convolution', figures['convolution']),
+        ('pass', f'a call of {figures["link"]}'),
     ]
-    if 'link' in figures:
-        values.append(('pass', f'a call of {figures["link"]}'))
     if figures['sample_batchsizes'] is not None:
         sizes = 'batch sizes {} and {}'.format(*figures['sample_batchsizes'])
         values.append(('recorded', sizes))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import arguments, base, outputs, programs
-from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.reporting.rows import ALL_REDUCE, in_core_row, sharing_rows
 from chainer_hybridmem.reporting.tables import named_values, told
@@ -17,17 +15,6 @@ from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.planning.simulation import Problem
-
-ITERATIONS = 10
-
-
-class Recording(NamedTuple):
-    """What was recorded: in words, as plain values, and what to tell beside it."""
-
-    title: str
-    named: dict[str, Any]
-    problem: Problem
-    note: str | None
 
 
 class ProfileCommand(base.Command):
@@ -47,8 +34,8 @@ class ProfileCommand(base.Command):
         parser.add_argument(
             '--iterations',
             type=arguments.positive,
-            help=f'give up after these many; default {ITERATIONS}, for a program '
-            f'{programs.ITERATIONS}',
+            default=programs.ITERATIONS,
+            help=f'give up after these many; default {programs.ITERATIONS}',
         )
         arguments.add_output(parser, 'where to save it', required=True)
         arguments.add_json(parser)
@@ -56,66 +43,42 @@ class ProfileCommand(base.Command):
 
     def run(self, args: argparse.Namespace) -> int:
         outputs.check_outputs(args.output, args.json)
-        program = programs.find(args, device='auto')
-        if program is None:
-            title, named, problem, note = _record_network(args)
-        else:
-            title, named, problem, note = _record_program(args, program)
+        asked = programs.find(args, args.device, device='auto').completed()
+        options, plain_bytes = programs.memory_options(args, asked)
+        options['progress'] = True
+        recorded = programs.record(asked, options, args.iterations, True, timed=True)
+        problem, note = recorded.find_largest(), programs.describe_kinds(recorded)
+        if plain_bytes is not None:
+            problem, note = _know_peak(problem, plain_bytes, note)
         library.save(problem.profile, args.output)
         from chainer_hybridmem.commands import figures
 
         summary = figures.profile_figures(problem)
         outputs.publish(
-            named_values(title, values(summary)), {**named, **summary}, args.json
+            named_values(asked.title, values(summary)),
+            {**asked.named, **summary},
+            args.json,
         )
         if note is not None:
             print(printable(f'hybridmem: note: {note}'), file=sys.stderr)
         return 0
 
 
-def _record_network(args: argparse.Namespace) -> Recording:
-    base.import_chainer()
-    from chainer_hybridmem.commands import recording
+def _know_peak(
+    problem: Problem, plain_bytes: int, note: str | None
+) -> tuple[Problem, str | None]:
+    """The problem with what plain Chainer needs, and what to tell beside it."""
+    from chainer_hybridmem.planning.simulation.problem import with_plain_peak
 
-    network = recording.Network(args.arch, args.batchsize, args.insize, args.n_class)
-    iterations = args.iterations or ITERATIONS
-    # The session has a line for each iteration.
-    with Progress(iterations, sys.stderr, plain=False) as progress:
-        recorded = recording.record(
-            network,
-            recording.find_memory(args, network, progress.lines),
-            iterations,
-            progress.lines,
-            began=lambda number: progress.step(f'recording {args.arch}'),
+    older_bytes = plain_bytes - problem.in_core_peak_bytes
+    if older_bytes > plain_bytes // 100:
+        older = (
+            f'{format_bytes(older_bytes)} of the in-core peak are of an older '
+            f'iteration that the program still holds, for example by its loss; a '
+            f'plan covers one iteration.'
         )
-    named = dataclasses.asdict(recorded.network)
-    title = outputs.describe_network(named)
-    return Recording(title, named, recorded.problem, recorded.reason)
-
-
-def _record_program(args: argparse.Namespace, program: programs.Program) -> Recording:
-    options, plain_bytes = programs.memory_options(args, program)
-    recorded = programs.record(
-        program,
-        {**options, 'progress': True},
-        args.iterations or programs.ITERATIONS,
-        parts=True,
-        timed=True,
-    )
-    problem, note = recorded.find_largest(), programs.describe_kinds(recorded)
-    if plain_bytes is not None:
-        from chainer_hybridmem.planning.simulation.problem import with_plain_peak
-
-        older_bytes = plain_bytes - problem.in_core_peak_bytes
-        problem = with_plain_peak(problem, plain_bytes)
-        if older_bytes > plain_bytes // 100:
-            older = (
-                f'{format_bytes(older_bytes)} of the in-core peak are of an older '
-                f'iteration that the program still holds, for example by its loss; a '
-                f'plan covers one iteration.'
-            )
-            note = ' '.join(filter(None, (note, older)))
-    return Recording(program.title, {'program': program.words}, problem, note)
+        note = ' '.join(filter(None, (note, older)))
+    return with_plain_peak(problem, plain_bytes), note
 
 
 def values(figures: dict[str, Any]) -> list[tuple[str, str]]:

@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from chainer_hybridmem.commands import arguments, run
+from chainer_hybridmem.commands.networks import Network
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.running import starting
 from chainer_hybridmem.training.chainer_access import compat
@@ -58,6 +59,16 @@ class Program:
 
     words: tuple[str, ...]
     batch_arg: str | None = None
+    options: ClassVar[dict[str, Any]] = {}  # of sessions that record
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The command line as plain values."""
+        return {'program': self.words, 'batch_arg': self.batch_arg}
+
+    def completed(self) -> Program:
+        """It says all there is to know."""
+        return self
 
     @property
     def title(self) -> str:
@@ -84,6 +95,29 @@ class Program:
             words += [self.batch_arg, str(batchsize)]
         return dataclasses.replace(self, words=tuple(words))
 
+    def ask(self, watcher: str, **arguments: Any) -> Any:
+        """Runs the program until a watcher has its answer.
+
+        Args:
+            watcher: Name of a class of ``running/watchers.py``.
+            arguments: Of that class.
+
+        Raises:
+            HybridMemoryError: If the program ends before, or in place of an answer.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            _write(folder, QUESTION, (watcher, arguments, self.words))
+            status = _run_child(folder)
+            if not os.path.exists(os.path.join(folder, ANSWER)):
+                raise HybridMemoryError(
+                    f'{self.title} has ended with status {status} before enough of it '
+                    f'was seen. Does it run by itself?'
+                )
+            answer = _read(folder, ANSWER)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
     def _find_batchsizes(self) -> list[tuple[int, int]]:
         """Words that have a batch size, and where it begins in them."""
         name = self.batch_arg
@@ -97,6 +131,9 @@ class Program:
         ]
         behind = [(i + 1, 0) for i, w in enumerate(self.words[:-1]) if w == name]
         return sorted(places + behind)
+
+
+Asked = Program | Network
 
 
 # -- the command line --------------------------------------------------------------
@@ -123,11 +160,12 @@ def add(parser: argparse.ArgumentParser, batch: bool = False) -> None:
         )
 
 
-def find(args: argparse.Namespace, **unused: Any) -> Program | None:
-    """The program of a command line; None if it names an architecture.
+def find(args: argparse.Namespace, on: str, **unused: Any) -> Asked:
+    """The network or program of a command line.
 
     Args:
         args: With the options of :func:`add` and of ``arguments.add_network``.
+        on: Where a network is run: device of :class:`.Network`.
         unused: Options that say nothing about a program, with their default values.
 
     Raises:
@@ -142,9 +180,10 @@ def find(args: argparse.Namespace, **unused: Any) -> Program | None:
             )
         if vars(args).get('batch_arg') is not None:
             raise OptionError('--batch-arg is for a program; use --batchsize.')
-        if vars(args).get('batchsize', 1) is None:
+        size = vars(args).get('batchsize', 1)
+        if size is None:
             args.refuse(f'how many pictures of {args.arch}? Give --batchsize')
-        return None
+        return Network(args.arch, size, args.insize, args.n_class, on)
     if vars(args).get('batch_arg') is None:
         unused['batchsize'] = None
     for name, default in {'arch': None, 'insize': None, **unused}.items():
@@ -166,13 +205,13 @@ def find(args: argparse.Namespace, **unused: Any) -> Program | None:
     return Program(tuple(args.program), vars(args).get('batch_arg'))
 
 
-def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
+def find_batchsize(args: argparse.Namespace, program: Asked) -> int:
     """The batch size that is asked about; 1 for a program recorded as it is.
 
     Raises:
         OptionError: If a program is recorded at others, and none is named.
     """
-    if program is None or program.batch_arg is None:
+    if program.batch_arg is None:
         return args.batchsize or 1
     size = args.batchsize or program.batchsize
     if size is None:
@@ -184,31 +223,6 @@ def find_batchsize(args: argparse.Namespace, program: Program | None) -> int:
 
 
 # -- the parent ----------------------------------------------------------------
-def ask(program: Program, watcher: str, **arguments: Any) -> Any:
-    """Runs a program until a watcher has its answer.
-
-    Args:
-        program: What to run.
-        watcher: Name of a class of ``running/watchers.py``.
-        arguments: Of that class.
-
-    Raises:
-        HybridMemoryError: If the program ends before.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        _write(folder, QUESTION, (watcher, arguments, program.words))
-        status = _run_child(folder)
-        if not os.path.exists(os.path.join(folder, ANSWER)):
-            raise HybridMemoryError(
-                f'{program.title} has ended with status {status} before enough of it '
-                f'was seen. Does it run by itself?'
-            )
-        answer = _read(folder, ANSWER)
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
-
-
 def _run_child(folder: str) -> int:
     """Runs the program that a folder has the question about; returns its status."""
     command = [sys.executable, '-c', CHILD, folder]
@@ -244,7 +258,7 @@ def _read(folder: str, name: str) -> Any:
 
 # -- recordings ----------------------------------------------------------------
 def record(
-    program: Program,
+    program: Asked,
     options: dict[str, Any] | None = None,
     iterations: int = ITERATIONS,
     parts: bool = False,
@@ -262,10 +276,9 @@ def record(
     Raises:
         HybridMemoryError: If nothing could be recorded.
     """
-    told: RecordedProgram = ask(
-        program,
+    told: RecordedProgram = program.ask(
         'ProgramRecorder',
-        options=options or {},
+        options={**program.options, **(options or {})},
         iterations=iterations,
         parts=parts,
         timed=timed,
@@ -274,7 +287,7 @@ def record(
 
 
 def memory_options(
-    args: argparse.Namespace, program: Program
+    args: argparse.Namespace, program: Asked
 ) -> tuple[dict[str, Any], int | None]:
     """Options of a session from those of ``arguments.add_memory``.
 
@@ -323,7 +336,7 @@ def describe_kinds(recorded: RecordedProgram) -> str | None:
 
 
 def record_samples(
-    program: Program,
+    program: Asked,
     batchsizes: Sequence[int],
     here: bool,
     progress: Progress,
@@ -355,7 +368,7 @@ def record_samples(
 
 
 def record_passes(
-    program: Program, batchsizes: Sequence[int], progress: Progress
+    program: Asked, batchsizes: Sequence[int], progress: Progress
 ) -> tuple[RecordedPass, SamplePair]:
     """Records forward passes of a program that infers, as :func:`record_samples` does.
 
@@ -373,7 +386,7 @@ def record_passes(
         program,
         batchsizes,
         progress,
-        lambda sized: ask(sized, 'PassRecorder', kinds=ITERATIONS),
+        lambda sized: sized.ask('PassRecorder', kinds=ITERATIONS),
     )
     kinds = [[Kind(one.profile)] for one in recorded]
     [(pair, _)] = _match(program, batchsizes, kinds)
@@ -381,7 +394,7 @@ def record_passes(
 
 
 def _match(
-    program: Program, batchsizes: Sequence[int], recorded: Sequence[Sequence[Kind]]
+    program: Asked, batchsizes: Sequence[int], recorded: Sequence[Sequence[Kind]]
 ) -> list[tuple[SamplePair, int]]:
     """Samples of each kind that was recorded at both batch sizes, or once as it is."""
     from chainer_hybridmem.forecasting.estimation import (
@@ -402,15 +415,15 @@ def _match(
 
 
 def _record_each(
-    program: Program,
+    program: Asked,
     batchsizes: Sequence[int],
     progress: Progress,
-    record_one: Callable[[Program], Recorded],
+    record_one: Callable[[Asked], Recorded],
 ) -> list[Recorded]:
     """Records a program at each batch size or, where it names none, once as it is."""
     from chainer_hybridmem.forecasting.estimation import check_ascending
 
-    asked = [program]
+    asked: list[Asked] = [program]
     if program.batch_arg is not None:
         sizes = check_ascending(batchsizes, '--sample-batches')
         asked = [program.with_batchsize(size) for size in sizes]

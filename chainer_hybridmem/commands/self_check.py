@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from chainer_hybridmem.commands import verify
-from chainer_hybridmem.commands.progress import Progress
-from chainer_hybridmem.commands.recording import AMPLE_BYTES, Memory, Network, record
+from chainer_hybridmem.commands import programs, verify
+from chainer_hybridmem.commands.networks import Network
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.planning.search.candidates import least_memory
 from chainer_hybridmem.units import format_bytes
@@ -55,15 +53,14 @@ def training_is_the_same(device_name: str) -> str:
     Raises:
         HybridMemoryError: If the results differ or the limit is not kept.
     """
-    network = Network(f'{__name__}:{TinyNetwork.__name__}', 8, None, N_CLASS)
-    ample = Memory(AMPLE_BYTES, device_name)
-    problem = record(network, ample, ITERATIONS, progress=False).problem
+    name = f'{__name__}:{TinyNetwork.__name__}'
+    network = Network(name, 8, TinyNetwork.insize, N_CLASS, device_name)
+    problem = programs.record(network).find_largest()
     in_core_bytes = problem.in_core_peak_bytes
     # half-way between the needs of single operations and of in-core training
-    memory = Memory((least_memory(problem)[0] + in_core_bytes) // 2, device_name)
-    quiet = Progress(0, io.StringIO(), plain=False)
+    limit_bytes = (least_memory(problem)[0] + in_core_bytes) // 2
     limited, plain = (
-        verify.train(network, memory, ITERATIONS, planner, quiet)
+        verify.train(network, {'memory_limit': limit_bytes}, ITERATIONS, planner)
         for planner in (PLANNER, None)
     )
     figures = verify.compare(limited, plain)
@@ -71,13 +68,13 @@ def training_is_the_same(device_name: str) -> str:
         if row['first_difference'] is not None:
             name = ' '.join(row['first_difference'])
             raise HybridMemoryError(f'{name} differs from plain Chainer.')
-    if figures['peak_bytes'] > memory.limit_bytes or not figures['swapped_maps']:
+    if figures['peak_bytes'] > limit_bytes or not figures['swapped_maps']:
         raise HybridMemoryError(
             f'The peak was {figures["peak_bytes"]} bytes with '
-            f'{figures["swapped_maps"]} swaps; at most {memory.limit_bytes} bytes and '
+            f'{figures["swapped_maps"]} swaps; at most {limit_bytes} bytes and '
             f'at least one swap were expected.'
         )
     return (
-        f'{ITERATIONS} iterations in {format_bytes(memory.limit_bytes)} instead of '
+        f'{ITERATIONS} iterations in {format_bytes(limit_bytes)} instead of '
         f'{format_bytes(in_core_bytes)}, every bit equal'
     )

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
 from chainer_hybridmem.commands import arguments, base, outputs, programs
-from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.errors import HybridMemoryError, OptionError
 from chainer_hybridmem.reporting.tables import table
+from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_apart, format_bytes, format_count
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.commands.recording import Memory, Network, Training
     from chainer_hybridmem.running.watchers import VerifiedRun
-    from chainer_hybridmem.training.session.session import Session
 
 ITERATIONS = 10
 IN_CORE = 'in-core'
@@ -68,148 +65,67 @@ class VerifyCommand(base.Command):
             )
         outputs.check_output(args.json)
         other = None if against == IN_CORE else against
-        program = programs.find(args, device='auto')
-        if program is None:
-            figures = _verify_network(args, planner, other)
-        else:
-            figures = _verify_program(args, program, planner, other)
+        asked = programs.find(args, args.device, device='auto').completed()
+        figures = _verify(args, asked, planner, other)
         figures = {**figures, 'planner': planner, 'against': against}
         outputs.publish(text(figures), figures, args.json)
         return 0 if figures['same'] else 1
 
 
-def _verify_network(
-    args: argparse.Namespace, planner: str, against: str | None
+def _verify(
+    args: argparse.Namespace, asked: programs.Asked, planner: str, against: str | None
 ) -> dict[str, Any]:
-    """Trains within the limit, and with another planner or, with None, without."""
-    base.import_chainer()
-    from chainer_hybridmem.commands import recording
+    """Trains within the limit, and with another planner or, with None, without.
 
-    network = recording.Network(args.arch, args.batchsize, args.insize, args.n_class)
-    steps = 2 * args.iterations + args.memory_limit.is_share
-    with Progress(steps, sys.stderr) as progress:
-        if args.memory_limit.is_share:
-            progress.step('recording the in-core peak')
-        memory = recording.find_memory(args, network)
-        limited, other = (
-            train(network, memory, args.iterations, name, progress)
-            for name in (planner, against)
-        )
+    If bits differ, twice more without a limit.
+    """
+    options, _ = programs.memory_options(args, asked)
+
+    def run(name: str | None) -> VerifiedRun:
+        what = f'with {name}' if name else IN_CORE
+        print(printable(f'hybridmem: training {asked.title}, {what}'), file=sys.stderr)
+        return train(asked, {**options, 'progress': True}, args.iterations, name)
+
+    limited, other = run(planner), run(against)
+    figures = compare(limited, other)
+    if not figures['same']:
+        plain = other if against is None else run(None)
+        figures['deterministic'] = compare(plain, run(None))['same']
     return {
-        **dataclasses.asdict(network),
-        'memory_limit_bytes': memory.limit_bytes,
-        **compare(limited, other),
-    }
-
-
-def _verify_program(
-    args: argparse.Namespace,
-    program: programs.Program,
-    planner: str,
-    against: str | None,
-) -> dict[str, Any]:
-    """Likewise for a program; once more without a limit if bits differ."""
-    options, _ = programs.memory_options(args, program)
-
-    def train(name: str | None) -> VerifiedRun:
-        told = {**options, 'planner': name, 'verify': args.iterations}
-        run: VerifiedRun = programs.ask(
-            program,
-            'ProgramVerifier',
-            options=None if name is None else told,
-            iterations=args.iterations,
-        )
-        return _check_guided(run, name)
-
-    with Progress(2, sys.stderr) as progress:
-        progress.step(f'training {program.title} with {planner}', at_once=True)
-        limited = train(planner)
-        progress.step(f'training {program.title}, {args.against}', at_once=True)
-        other = train(against)
-        figures = compare(limited, other)
-        if not figures['same']:
-            plain = other if against is None else train(None)
-            figures['deterministic'] = compare(plain, train(None))['same']
-    return {
-        'program': program.words,
         'batchsize': None,
+        **asked.named,
         'memory_limit_bytes': options['memory_limit'],
         **figures,
     }
 
 
-def _check_guided(run: VerifiedRun, planner: str | None) -> VerifiedRun:
+def train(
+    asked: programs.Asked, options: dict[str, Any], iterations: int, planner: str | None
+) -> VerifiedRun:
+    """Runs from the same seeds every time.
+
+    Args:
+        asked: What trains.
+        options: Of its session, by name.
+        iterations: How many; those that follow a plan are verified.
+        planner: Plans; None is plain Chainer without a limit.
+
+    Raises:
+        VerificationError: If backward does not read what forward has made.
+        HybridMemoryError: If it cannot be trained, or nothing was guided.
+    """
+    told = {**options, 'planner': planner, 'verify': iterations}
+    run: VerifiedRun = asked.ask(
+        'ProgramVerifier',
+        options=None if planner is None else told,
+        iterations=iterations,
+    )
     if planner is not None and not any(run.guided):
         raise HybridMemoryError(
             f'None of {format_count(len(run.guided), "iteration")} has followed a plan '
             f'of {planner}; allow more with --iterations.'
         )
     return run
-
-
-def train(
-    network: Network,
-    memory: Memory,
-    iterations: int,
-    planner: str | None,
-    progress: Progress,
-) -> VerifiedRun:
-    """Trains from the same seed every time.
-
-    Args:
-        network: What to train.
-        memory: What to train it in.
-        iterations: How many; those that follow a plan are verified.
-        planner: Plans; None is plain Chainer without a limit.
-        progress: Has a step for each iteration.
-
-    Raises:
-        VerificationError: If backward does not read what forward has made.
-        HybridMemoryError: If it cannot be trained, or nothing was guided.
-    """
-    import numpy as np
-
-    from chainer_hybridmem.commands import recording
-    from chainer_hybridmem.training.recompute import drawing
-    from chainer_hybridmem.training.session.session import optimize
-
-    device = recording.choose_device(memory.device)
-    options = {**memory.options, 'verify': iterations, 'progress': progress.lines}
-    with recording.explaining(network):
-        training = recording.prepare(network, device)
-        if device.xp is not np:
-            drawing.seed_gpu(0)
-        session = None
-        if planner is not None:
-            session = optimize(training.model, memory.limit_bytes, planner, **options)
-        run = _follow(training, session, iterations, progress)
-    return _check_guided(run, planner)
-
-
-def _follow(
-    training: Training,
-    session: Session | None,
-    iterations: int,
-    progress: Progress,
-) -> VerifiedRun:
-    """Notes the bits after every iteration."""
-    from chainer_hybridmem.running.watchers import VerifiedRun
-    from chainer_hybridmem.training.chainer_access.snapshots import snapshot
-
-    snapshots, guided = [], []
-    what = 'training ' + (IN_CORE if session is None else f'with {session.planner}')
-    with session or contextlib.nullcontext():
-        for _ in range(iterations):
-            progress.step(what)
-            snapshots.append(snapshot(training.model, training.step()))
-            if session is not None:
-                session.finish_iteration()
-            last = {} if session is None else session.last_iteration()
-            guided.append(bool(last.get('guided')))
-    run = VerifiedRun(snapshots, guided)
-    if session is None:
-        return run
-    return run.with_session(session, session.statistics()['peak_bytes'])
 
 
 def compare(run: VerifiedRun, other: VerifiedRun) -> dict[str, Any]:
@@ -255,13 +171,8 @@ def text(figures: dict[str, Any]) -> str:
         for row in rows
     ]
     limit, peak = format_apart(figures['memory_limit_bytes'], figures['peak_bytes'])
-    if 'program' in figures:
-        trained = outputs.describe_network(figures)
-    else:
-        pictures = format_count(figures['batchsize'], 'picture')
-        trained = f'{figures["arch"]}, {pictures}'
     title = (
-        f'{trained}: {figures["planner"]} in '
+        f'{outputs.describe_network(figures)}: {figures["planner"]} in '
         f'{limit} (peak {peak}) against {figures["against"]}'
     )
     parts = [title, table(['iteration', 'state', *kinds], cells, left=len(kinds) + 2)]
@@ -271,7 +182,7 @@ def text(figures: dict[str, Any]) -> str:
             f'{format_count(verdict["maps"], "feature map")} as forward made them, '
             f'{format_count(verdict["replays"], "replay")} without any other effect'
         )
-    parts.append(conclusion(rows, figures.get('deterministic')))
+    parts.append(conclusion(rows, figures.get('deterministic', True)))
     if not figures['swapped_maps'] + figures['recomputed_maps']:
         parts.append(
             f'Warning: the plan keeps every feature map, so nothing was put to the '
@@ -281,12 +192,12 @@ def text(figures: dict[str, Any]) -> str:
     return '\n\n'.join(parts)
 
 
-def conclusion(rows: list[dict[str, Any]], deterministic: bool | None = None) -> str:
+def conclusion(rows: list[dict[str, Any]], deterministic: bool) -> str:
     """One line: all the same, or where the first difference is.
 
     Args:
         rows: Of iterations.
-        deterministic: Whether two runs of plain Chainer are the same, if that is known.
+        deterministic: Whether two runs of plain Chainer are the same.
     """
     for row in rows:
         if row['first_difference'] is not None:
@@ -294,14 +205,9 @@ def conclusion(rows: list[dict[str, Any]], deterministic: bool | None = None) ->
             found = f'DIFFERENT from iteration {row["iteration"]} on: {kind}, {name}. '
             if deterministic:
                 return f'{found}Two runs of plain Chainer are the same.'
-            if deterministic is not None:
-                return (
-                    f'{found}So are two runs of plain Chainer: the program has to set '
-                    f'its seeds before this says anything.'
-                )
             return (
-                f'{found}Where the program itself gives other bits in every run '
-                f'(atomic additions on a GPU), so does this.'
+                f'{found}So are two runs of plain Chainer: the program has to set '
+                f'its seeds before this says anything.'
             )
     guided = sum(row['guided'] for row in rows)
     return (

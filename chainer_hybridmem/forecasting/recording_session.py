@@ -32,10 +32,6 @@ PLAIN_STEPS = 2  # the first one makes what stays
 AMPLE_BYTES = 2**50  # nothing is to be in the way of two small iterations
 
 
-class RecordedError(Exception):
-    """Ends a training step that would add nothing to what has been recorded."""
-
-
 class SteppingSession(Session):
     """A session that tells of the step which its iterations repeat."""
 
@@ -79,12 +75,9 @@ class RecordingSession(SteppingSession):
 
     Attributes:
         problem (Problem or None): The last one.
-        stops (bool): Whether the step that begins then ends with
-            :class:`RecordedError`.
     """
 
     problem: Problem | None = None
-    stops = False
 
     def __init__(
         self,
@@ -103,8 +96,6 @@ class RecordingSession(SteppingSession):
     def observe_problem(self, problem: Problem) -> None:
         """See :class:`Session`."""
         self.problem = problem
-        if self.stops:
-            raise RecordedError
 
     def find_problems(self) -> list[Problem]:
         """Problems of all iterations that are recorded."""

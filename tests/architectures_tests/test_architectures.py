@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainer_hybridmem import architectures
-from chainer_hybridmem.commands import recording
+from chainer_hybridmem.commands.training import Training
 from chainer_hybridmem.errors import OptionError, UnknownNameError
 
 # isort: split
@@ -163,8 +163,7 @@ def test_wrong_blocks(name, blocks):
 
 def test_a_deep_network_without_normalisation_does_not_diverge():
     """Batch size, picture size and pictures with which 0.01 did."""
-    network = recording.Network('vgg16', 2, 64)
-    training = recording.prepare(network, recording.choose_device('cpu'))
+    training = Training('vgg16', (2, 3, 64, 64), 1000, 'cpu')
     with np.errstate(over='raise', invalid='raise'):
         for _ in range(5):
             training.step()

@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from chainer_hybridmem.commands import doctor, machine, recording, self_check
+from chainer_hybridmem.commands import doctor, machine, self_check, training
 from chainer_hybridmem.commands.doctor import Check, Status
 from chainer_hybridmem.errors import HybridMemoryError
 from chainer_hybridmem.training.chainer_access import compat
@@ -98,7 +98,7 @@ def test_chainer_is_missing(hybridmem, monkeypatch):
 
 
 def test_training_differs(hybridmem, monkeypatch):
-    right = recording.Training.step
+    right = training.Training.step
 
     def wrong(self):
         loss = right(self)
@@ -106,7 +106,7 @@ def test_training_differs(hybridmem, monkeypatch):
             self.model.last.b.array[0] += 1
         return loss
 
-    monkeypatch.setattr(recording.Training, 'step', wrong)
+    monkeypatch.setattr(training.Training, 'step', wrong)
     with pytest.raises(HybridMemoryError, match='differs from plain Chainer'):
         self_check.training_is_the_same('cpu')
     status, _, checks = examined(hybridmem)

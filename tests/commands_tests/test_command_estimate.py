@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from chainer_hybridmem.commands import recording, samples
+from chainer_hybridmem.commands import networks, samples
 from chainer_hybridmem.planning.planners import DEFAULT
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.planning.simulation import make_problem
@@ -39,7 +39,7 @@ def test_a_gpu_that_is_not_there(network, hybridmem):
     arguments = ('estimate', *network, '--batchsize', '4096', *GPU)
     status, out, err = hybridmem(*arguments, '-o', 'p.json', '--json', 'e.json')
     assert status == 0, err
-    assert 'batch size 2' in err and 'batch size 4' in err
+    assert 'Tiny, 2 pictures' in err and 'Tiny, 4 pictures' in err
     assert out.startswith('own_networks:Tiny, 4096 pictures of 16x16 on Tesla V100')
     with open('e.json') as file:
         figures = json.load(file)
@@ -138,7 +138,7 @@ def test_other_samples(estimate):
 )
 def test_one_clear_sentence(arguments, expected, network, refused, monkeypatch):
     """Before anything is recorded."""
-    monkeypatch.setattr(recording, 'prepare', None)
+    monkeypatch.setattr(networks.Network, 'ask', None)
     assert expected in refused('estimate', *network, '--batchsize', '8', *arguments)
 
 

@@ -39,7 +39,7 @@ def test_figures(own, hybridmem, folder):
     arguments = (*own, '--batchsize', '100', '--json', 'f.json', '-o', 'l.csv')
     status, out, err = hybridmem(*arguments)
     assert status == 0
-    assert 'recording inference_net:Own, batch size 2' in err
+    assert 'recording inference_net:Own, 2 pictures' in err
     figures = json.loads((folder / 'f.json').read_text())
     assert [row['pool'] for row in figures['pools']] == list(POOLS)
     assert all(name in out for name in (*POOLS, 'run', 'last-use', 'in-place'))

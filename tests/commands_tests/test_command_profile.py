@@ -63,21 +63,6 @@ def test_named_architecture_and_throttled_link(arguments, hybridmem):
     assert library.load_profile('p.json').device['link_is_shared'] is True
 
 
-def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
-    from chainer_hybridmem.errors import InfeasibleError
-    from chainer_hybridmem.training.session.planning import plan_maker
-
-    def no_plan(*ignored, **options):
-        raise InfeasibleError('nothing fits')
-
-    monkeypatch.setattr(plan_maker, 'make_plan', no_plan)
-    status, out, err = hybridmem(*arguments)
-    assert status == 0
-    assert 'feature maps' in out
-    assert err.endswith('hybridmem: note: nothing fits\n')
-    assert library.load_profile('p.json').operations
-
-
 @pytest.mark.parametrize(
     'options, expected',
     [
@@ -86,7 +71,7 @@ def test_saved_even_if_no_plan_fits(arguments, hybridmem, monkeypatch):
         (('--arch', 'trained_networks:Nothing'), "no class 'Nothing'"),
         (('--arch', 'trained_networks:Broken'), "has no attribute 'missing' ("),
         (('--arch', 'trained_networks:Demanding'), 'wish'),
-        (('--insize', '9'), 'cannot be trained on 16 pictures of 9x9'),
+        (('--insize', '9'), 'cannot be run on 16 pictures of 9x9'),
         (('--swap-dir', 'nowhere'), 'nowhere'),
         (('-o', 'nowhere/p.json'), 'there is no folder nowhere'),
         (('--json', 'nowhere/p.json'), 'there is no folder nowhere'),
@@ -103,10 +88,10 @@ def test_refused(arguments, options, expected, folder, refused):
     [
         (('--memory-limit', '100kB'), 'do not fit'),
         (('--shared-link', 'bus0'), 'there is no --link-bandwidth to share'),
-        (('--iterations', '2'), 'Nothing has been recorded after 2 iterations'),
+        (('--iterations', '2'), 'too few of 2 iterations'),
         (
             ('--arch', 'trained_networks:Restless', '--iterations', '5'),
-            'Nothing has been',
+            'too few of 5 iterations',
         ),
     ],
 )

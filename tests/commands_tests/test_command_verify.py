@@ -29,7 +29,8 @@ def figures_of(path='v.json'):
 def test_every_bit_is_the_same(arguments, hybridmem):
     status, out, err = hybridmem(*arguments, '--json', 'v.json')
     assert status == 0, err
-    assert out.startswith('trained_networks:Tiny, 16 pictures: swap-all in 250.0 KiB')
+    title = 'trained_networks:Tiny, 16 pictures of 8x8: swap-all in 250.0 KiB'
+    assert out.startswith(title)
     assert '6 iterations, 3 of them guided: every bit the same' in out
     assert 'DIFFERS' not in out
     figures = figures_of()
@@ -82,7 +83,7 @@ def test_against_a_second_planner(arguments, hybridmem):
 
 
 def test_what_differs_is_named_and_the_status_tells(arguments, hybridmem):
-    """In the second iteration of the second training."""
+    """Behind the second iteration of the second training."""
     status, out, _ = hybridmem(
         *arguments, '--arch', 'trained_networks:Unlike', '--json', 'v.json'
     )
@@ -140,7 +141,7 @@ def test_nothing_guided_is_no_verdict(arguments, refused_late):
 
 def test_errors_of_the_network_are_told_in_one_line(arguments, refused_late):
     message = refused_late(*arguments, '--insize', '9')
-    assert 'trained_networks:Tiny cannot be trained on 16 pictures' in message
+    assert 'trained_networks:Tiny cannot be run on 16 pictures' in message
 
 
 def test_options_that_errors_name(arguments, hybridmem, monkeypatch):

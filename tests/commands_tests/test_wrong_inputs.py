@@ -158,4 +158,4 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_recorded(
     for command in ('estimate', 'inference'):
         status, _, err = hybridmem(command, *IN_4, '--record-on', 'cuda')
         assert status == 1 and err.count('\n') == 1
-        assert 'use --record-on cpu' in err
+        assert 'use the CPU' in err

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 from session_tests.test_largest_batch import Trained
 
-from chainer_hybridmem.commands import recording
+from chainer_hybridmem.commands import programs, training
+from chainer_hybridmem.commands.networks import Network
 from chainer_hybridmem.forecasting.recording_session import record_step
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.training.recording import trials
@@ -61,17 +62,14 @@ def test_a_replay_runs_once(monkeypatch):
 
 def test_the_commands_stop_where_enough_is_recorded(monkeypatch):
     begun, finished = [], []
-    step = recording.Training.step
+    step = training.Training.step
 
     def counted(self):
         begun.append(1)
-        loss = step(self)
+        step(self)
         finished.append(1)
-        return loss
 
-    monkeypatch.setattr(recording.Training, 'step', counted)
-    network = recording.Network('alexnet', 2, 67)
-    memory = recording.Memory(2**50, 'cpu')
-    recorded = recording.record(network, memory, 10, None, False, False)
-    assert recorded.problem.profile.recipes
-    assert len(begun) == 3 and len(finished) == 2
+    monkeypatch.setattr(training.Training, 'step', counted)
+    recorded = programs.record(Network('alexnet', 2, 67, device='cpu'))
+    assert recorded.find_largest().profile.recipes
+    assert len(begun) == 4 and len(finished) == 3
