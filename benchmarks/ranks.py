@@ -64,8 +64,8 @@ def _profiles(folder: str | None) -> Iterator[tuple[str, Profile]]:
         factor = profile.device['compute_factor']
         yield name, profile
     pair = common.recordings('vgg16', folder)
-    estimator = Estimator.make(pair, load_device_model(GPU), recompute='whole')
-    estimator = dataclasses.replace(estimator, factor=factor)
+    estimator = Estimator.make(pair, load_device_model(GPU))
+    estimator = dataclasses.replace(estimator, recompute='whole', factor=factor)
     yield f'vgg16-b{VGG_BATCH}', estimator.profile(VGG_BATCH)
 
 

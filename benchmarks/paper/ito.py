@@ -14,6 +14,7 @@ with matplotlib, a picture to ``benchmarks/results``.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 import time
@@ -72,7 +73,8 @@ def main(options: argparse.Namespace) -> int:
 
     def estimator(arch: str, recompute: str = 'pass') -> Estimator:
         pair = common.recordings(arch, options.samples)
-        return Estimator.make(pair, model, recompute=recompute)
+        made = Estimator.make(pair, model)
+        return dataclasses.replace(made, recompute=recompute)
 
     reference = estimator(CALIBRATED_ON)
     calibrated = reference.calibrated(IN_CORE_SPEED, CALIBRATION_BATCH)

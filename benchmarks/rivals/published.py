@@ -168,7 +168,7 @@ def measure(setting: Setting, folder: str | None) -> Row:
     """All planners in one setting."""
     pair = common.recordings(setting.arch, folder)
     model = load_device_model(setting.gpu)
-    estimator = Estimator.make(pair, model, recompute='pass')
+    estimator = Estimator.make(pair, model)
     problem = make_problem(estimator.profile(setting.batchsize))
     limit_bytes = limit(setting, estimator, problem)
     where = setting.arch, setting.batchsize, setting.gpu
@@ -205,7 +205,8 @@ def everyone(
 ) -> list[Row]:
     """Rows of planners, by default of all; several settings share a problem."""
     pair, model = common.recordings(arch, folder), load_device_model(gpu)
-    estimator = Estimator.make(pair, model, recompute=recompute)
+    estimator = Estimator.make(pair, model)
+    estimator = dataclasses.replace(estimator, recompute=recompute)
     problem = make_problem(estimator.profile(batchsize))
     rows = []
     for planner in planners or [name for name in names() if name not in LEFT_OUT]:

@@ -78,12 +78,6 @@ def add_model(parser: argparse.ArgumentParser, in_parts: bool = False) -> None:
         help="how the GPU convolves; default the model's",
     )
     group.add_argument(
-        '--recompute',
-        choices=('whole', 'pass'),
-        help='whether one kernel replays several functions (pass, the default), or '
-        'only whole forwards are replayed (whole)',
-    )
-    group.add_argument(
         '--images-per-second',
         type=arguments.above_zero,
         metavar='X',
@@ -164,8 +158,8 @@ def obtain(args: argparse.Namespace, asked: Asked, progress: Progress) -> Sample
     from chainer_hybridmem.commands import samples
     from chainer_hybridmem.forecasting.estimation import (
         StepEstimator,
+        choose_convolution,
         load_device_model,
-        ways,
     )
 
     model = load_device_model(args.gpu) if args.gpu is not None else None
@@ -174,7 +168,7 @@ def obtain(args: argparse.Namespace, asked: Asked, progress: Progress) -> Sample
             'Calibration needs both --images-per-second and --calibrate-batch: a '
             'measured speed and the batch size it was measured with.'
         )
-    ways(model, args.convolution, args.recompute)
+    choose_convolution(model, args.convolution)
     if not samples.is_kept(args.samples):
         outputs.check_output(args.samples)
     outputs.check_outputs(args.output, args.json, (args.samples,))
@@ -196,7 +190,7 @@ def obtain(args: argparse.Namespace, asked: Asked, progress: Progress) -> Sample
         named, pairs = sampled.named, [(sampled.pair, 1)]
     else:
         named, pairs = asked.named, record(asked)
-    step = StepEstimator.make(pairs, model, args.convolution, args.recompute)
+    step = StepEstimator.make(pairs, model, args.convolution)
     if args.images_per_second is not None:
         first = step.largest(args.calibrate_batch)
         factor = first.calibrated(args.images_per_second, args.calibrate_batch)

@@ -133,7 +133,6 @@ def test_other_samples(estimate):
         ((*GPU, '-o', 's.json'), 'what the command reads'),
         ((*GPU, '--batchsize', 10**12), 'out of range'),
         (('--memory-limit', '1GB', '--convolution', 'cudnn'), 'needs a device model'),
-        (('--memory-limit', '1GB', '--recompute', 'whole'), 'needs a device model'),
     ],
 )
 def test_one_clear_sentence(arguments, expected, network, refused, monkeypatch):

@@ -92,7 +92,6 @@ def test_flags_for_research_have_a_heading_of_their_own(command, hybridmem):
     told = {line.split()[0] for line in below.splitlines() if line.startswith('  --')}
     assert told == {
         '--convolution',
-        '--recompute',
         '--images-per-second',
         '--calibrate-batch',
         '--record-on',

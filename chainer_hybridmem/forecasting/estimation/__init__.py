@@ -20,7 +20,7 @@ from chainer_hybridmem.forecasting.estimation.estimator import (
     Estimator,
     StepEstimator,
     check_batchsize,
-    ways,
+    choose_convolution,
 )
 from chainer_hybridmem.forecasting.estimation.lowering import lower_to_cudnn
 from chainer_hybridmem.forecasting.estimation.nodes import (
@@ -51,6 +51,6 @@ __all__ = [
     'model_names',
     'node_names',
     'same_sizes',
-    'ways',
+    'choose_convolution',
     'with_all_reduce',
 ]

@@ -371,8 +371,6 @@ def time_model(
 # pass on a GPU only (training/recompute/fused_replays.py). Where there are no passes,
 # each function replays its own forward, and what lies in between is made on the way.
 WHOLE, PASS = 'whole', 'pass'
-RECOMPUTES = (WHOLE, PASS)
-"""Whole forwards; or each pass as one elementwise kernel."""
 
 
 def with_cuda_passes(profile: Profile) -> Profile:

@@ -10,7 +10,6 @@ from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.forecasting.estimation.affine import SamplePair
 from chainer_hybridmem.forecasting.estimation.costs import (
     PASS,
-    RECOMPUTES,
     WHOLE,
     time_model,
     with_cuda_passes,
@@ -42,19 +41,16 @@ def check_batchsize(batchsize: int) -> None:
         )
 
 
-def ways(
-    model: DeviceModel | None, convolution: str | None, recompute: str | None
-) -> tuple[str, str]:
-    """How a device convolves and recomputes, where it is not said.
+def choose_convolution(model: DeviceModel | None, convolution: str | None) -> str:
+    """How a device convolves, where it is not said.
 
     Args:
         model: The device; None for that of the recording.
         convolution: As in :meth:`Estimator.make`.
-        recompute: As in :meth:`Estimator.make`.
 
     Raises:
-        OptionError: If there is no such way to convolve or to recompute, or no
-            model that could tell times other than the recorded ones.
+        OptionError: If there is no such way to convolve, or no model that could tell
+            times other than the recorded ones.
     """
     if convolution is None:
         convolution = 'im2col' if model is None else model.convolution
@@ -68,18 +64,7 @@ def ways(
             f'convolution {convolution!r} needs a device model: the recorded '
             f'times are those of the recorded functions. Name a model (--gpu).'
         )
-    if recompute is None:
-        recompute = PASS
-    if recompute not in RECOMPUTES:
-        raise OptionError(
-            f'recompute is {recompute!r}; it must be one of {", ".join(RECOMPUTES)}.'
-        )
-    if model is None and recompute != PASS:
-        raise OptionError(
-            f'recompute {recompute!r} needs a device model: without one, recipes '
-            f'and their times are the recorded ones. Name a model (--gpu).'
-        )
-    return convolution, recompute
+    return convolution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +101,6 @@ class Estimator:
         samples: SamplePair,
         model: DeviceModel | None = None,
         convolution: str | None = None,
-        recompute: str | None = None,
     ) -> Estimator:
         """Makes an estimator.
 
@@ -124,12 +108,11 @@ class Estimator:
             samples: Two recorded iterations.
             model: The device; None for that of the recording.
             convolution: ``'cudnn'`` or ``'im2col'``; None for the model's.
-            recompute: ``'pass'``, which None stands for, or ``'whole'``.
 
         Raises:
-            OptionError: As :func:`ways` does.
+            OptionError: As :func:`choose_convolution` does.
         """
-        return cls(samples, model, *ways(model, convolution, recompute))
+        return cls(samples, model, choose_convolution(model, convolution))
 
     def calibrated(self, images_per_second: float, batchsize: int) -> Estimator:
         """An estimator whose in-core speed at one batch size is a measured one.
@@ -242,7 +225,7 @@ class StepEstimator:
             device: As for :meth:`Estimator.make`.
 
         Raises:
-            OptionError: As :func:`ways` does.
+            OptionError: As :func:`choose_convolution` does.
         """
         pairs, counts = zip(*samples, strict=True)
         return cls(tuple(Estimator.make(pair, *device) for pair in pairs), counts)
