@@ -95,9 +95,7 @@ class Column(NamedTuple):
         return (self.unit if callable(self.unit) else UNITS[self.unit])(figure)
 
 
-def figures_table(
-    columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], left: int = 1
-) -> str:
+def figures_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
     """Formats figures; see :func:`table`.
 
     A row that does not fit has its reason in short, ``row['why']``, in the second
@@ -106,7 +104,7 @@ def figures_table(
     cells = [[column.cell(row) for column in columns] for row in rows]
     for row, line in zip(rows, cells, strict=True):
         line[1] = row.get('why', line[1])
-    return table([column.name for column in columns], cells, left)
+    return table([column.name for column in columns], cells)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
