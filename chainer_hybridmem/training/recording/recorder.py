@@ -117,13 +117,17 @@ class Recorder:
         call.end_event = self._device.memory.event_count
         call.left, call.left_seconds = self._device.clock.mark(), timing.now()
 
+    @property
+    def _hook(self) -> int:
+        """The number of the newest call of the session's hook."""
+        return len(self._hooks) - 1
+
     def forward_starts(
         self, label: str, function: Any, specs: tuple[str, ...], inputs: Any
     ) -> None:
         """Before a forward function runs."""
         reads = tuple(self._allocations.identify(x) for x in inputs)
-        hook = len(self._hooks) - 1
-        step = Step(label, Phase.FORWARD, hook, -1, specs, reads)
+        step = Step(label, Phase.FORWARD, self._hook, -1, specs, reads)
         self._steps.append(step)
         given = dict(graph.attribute_arrays(function, self._device.arrays.owns))
         self._before = set(given)
@@ -180,9 +184,9 @@ class Recorder:
         while self._steps and self._steps[-1].phase in AFTER_BACKWARD:
             self._steps.pop()  # that was not the end of backward
         self._graph_life.watch(function)
-        k, hook = len(self._steps), len(self._hooks) - 1
+        k = len(self._steps)
         reads = tuple(live.allocation for live in self._maps.find(function))
-        self._steps.append(Step(label, Phase.BACKWARD, hook, forward, (), reads))
+        self._steps.append(Step(label, Phase.BACKWARD, self._hook, forward, (), reads))
         for allocation in reads:
             self._allocations.add_use(allocation, k)
 
@@ -192,15 +196,13 @@ class Recorder:
         Args:
             nbytes: What this one sends, and receives.
         """
-        hook = len(self._hooks) - 1
-        step = Step(
-            'all-reduce', Phase.ALL_REDUCE, hook, -1, (), exchanged_bytes=nbytes
-        )
+        step = Step('all-reduce', Phase.ALL_REDUCE, self._hook, -1, ())
+        step.exchanged_bytes = nbytes
         self._steps.append(step)
 
     def all_reduce_ends(self) -> None:
         """After that: the update begins."""
-        self._steps.append(_make_update(len(self._hooks) - 1))
+        self._steps.append(_make_update(self._hook))
 
     def label_of(self, forward: int, otherwise: str) -> str:
         """Label of a forward operation of this iteration."""
@@ -266,7 +268,7 @@ class Recorder:
         if self._steps[-1].phase is not Phase.UPDATE:
             # The last hook is the one that ended the iteration; the one before is
             # the last backward's: the update runs between them.
-            self._steps.append(_make_update(len(self._hooks) - 2))
+            self._steps.append(_make_update(self._hook - 1))
         recording = Recording(
             device=self._device,
             hooks=self._hooks,
