@@ -106,7 +106,7 @@ def recordings(
         return programs.record_samples(network, sizes, True, progress)[0][0][0]
 
     network = Network(arch, 1, n_class=n_class, device='cpu')
-    return samples.obtain(network, path, record).pair
+    return samples.obtain(network, path, record)[1]
 
 
 def in_core_peak(arch: str, batchsize: int, insize: int = 224) -> tuple[int, int]:

@@ -37,7 +37,6 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.planning.layouts import exact, from_lifetimes
 from chainer_hybridmem.training.recording import recorder
 from chainer_hybridmem.training.session.guides import guide
-from chainer_hybridmem.training.session.iterations import learning
 from chainer_hybridmem.training.session.planning import planning
 
 Row = dict[str, Any]
@@ -46,7 +45,6 @@ SHARE = 0.75
 STAGES = {
     'build profile': (recorder.Recorder, 'build'),
     'learn': (guide.Guide, 'learn'),
-    'foresee': (learning.Learning, '_foresee'),
     'plan': (planning.Planning, 'plan'),
     'retime': (planning.Planning, 'retime'),
     'lay out': (planning.Planning, 'lay_out'),

@@ -16,7 +16,9 @@ import sys
 from typing import Any
 
 from benchmarks import common, saving
-from chainer_hybridmem.commands import inference, make_parser
+from chainer_hybridmem.commands import inference, programs
+from chainer_hybridmem.commands.arguments import SAMPLE_BATCHSIZES
+from chainer_hybridmem.commands.networks import Network
 from chainer_hybridmem.commands.progress import Progress
 from chainer_hybridmem.forecasting.estimation import SamplePair
 from chainer_hybridmem.lab.pools.replay import replay
@@ -63,13 +65,12 @@ def main(options: argparse.Namespace) -> int:
 
 def network(arch: str, batchsizes: list[int]) -> list[Row]:
     """One network at several batch sizes."""
-    command = ['inference', '--arch', arch, '--batchsize', '1']
-    insize, pair = inference.record(
-        make_parser().parse_args(command), Progress(2, sys.stderr)
-    )
+    asked = Network(arch, 1, device='cpu').completed()
+    progress = Progress(2, sys.stderr)
+    _, pair = programs.record_passes(asked, SAMPLE_BATCHSIZES, progress)
     rows = []
     for batchsize in batchsizes:
-        row = {'network': arch, 'insize': insize, 'batchsize': batchsize}
+        row = {'network': arch, 'insize': asked.insize, 'batchsize': batchsize}
         row |= figures(pair, batchsize)
         print(row, file=sys.stderr, flush=True)
         rows.append(row)

@@ -184,12 +184,12 @@ def obtain(args: argparse.Namespace, asked: Asked, progress: Progress) -> Sample
         return pairs
 
     if isinstance(asked, programs.Network):
-        sampled = samples.obtain(
+        asked, pair = samples.obtain(
             asked, args.samples, lambda network: record(network)[0][0]
         )
-        named, pairs = sampled.named, [(sampled.pair, 1)]
+        pairs = [(pair, 1)]
     else:
-        named, pairs = asked.named, record(asked)
+        pairs = record(asked)
     step = StepEstimator.make(pairs, model, args.convolution)
     if args.images_per_second is not None:
         first = step.largest(args.calibrate_batch)
@@ -197,7 +197,7 @@ def obtain(args: argparse.Namespace, asked: Asked, progress: Progress) -> Sample
         step = step.changed(lambda one: one.with_factor_of(factor))
     ranks = args.shared_by
     step = step.changed(lambda one: dataclasses.replace(one, ranks=ranks))
-    return Sampled(named, step, note)
+    return Sampled(asked.named, step, note)
 
 
 def _choose_batchsizes(

@@ -105,9 +105,9 @@ def test_samples_are_kept(network, hybridmem, refused):
     base = ('estimate', *network, '--batchsize', '64', *GPU)
     assert 'recording' in hybridmem(*base)[2]
     assert hybridmem(*base)[2] == ''
-    kept = samples.load('s.json')
+    kept, pair = samples.load('s.json')
     assert (kept.arch, kept.insize, kept.n_class) == ('own_networks:Tiny', 16, 10)
-    assert kept.pair.batchsizes == (2, 4)
+    assert pair.batchsizes == (2, 4)
     assert 'at 32x32' in refused(*base, '--insize', '32')
     with open('s.json', 'w') as file:
         file.write('{}')
