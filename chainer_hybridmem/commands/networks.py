@@ -96,6 +96,8 @@ class Network:
             insize = self.insize or find_insize(self.arch)
             shape = (self.batchsize, 3, insize, insize)
             made = training.Training(self.arch, shape, self.n_class, self.device)
+            if not infers:
+                watched.begin()
             made.run(infers)
         (answer,) = answers
         if isinstance(answer, BaseException):

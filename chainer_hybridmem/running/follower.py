@@ -172,6 +172,10 @@ class Follower:
             self._finder.look(self._finding, has_ended=True)
         self._leave(kind, error, trace)
 
+    def begin(self) -> None:
+        """The session begins before the first function, so that it counts the batch."""
+        self._beginnings.begin()
+
     @property
     def trains_here(self) -> bool:
         """Whether there is a session, and it is this thread's."""

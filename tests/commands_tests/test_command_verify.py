@@ -5,9 +5,12 @@ import json
 import pytest
 
 from chainer_hybridmem.commands.arguments import Limit
+from chainer_hybridmem.commands.networks import Network
+from chainer_hybridmem.commands.training import Training
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.training.execution.live_map import LiveMap
+from chainer_hybridmem.training.session.session import optimize
 from chainer_hybridmem.training.session.setting.options import Options
 
 
@@ -175,3 +178,17 @@ def test_in_core_as_the_planner_is_a_plan_like_others(arguments, hybridmem):
     figures = figures_of()
     assert figures['verdict']['iterations'] == 3
     assert any(row['guided'] for row in figures['iterations'])
+
+
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=pytest.mark.gpu)])
+def test_the_first_batch_of_a_network_counts_once(trained, device):
+    """As with a session around the loop."""
+    network = Network('trained_networks:Tiny', 16, 8, 10, device)
+    options = {'memory_limit': 2**30, 'planner': 'in-core'}
+    run = network.ask('ProgramVerifier', options=options, iterations=4)
+    training = Training('trained_networks:Tiny', (16, 3, 8, 8), 10, device)
+    with optimize(training.model, **options) as session:
+        for _ in range(4):
+            training.step()
+    peak_bytes = session.statistics()['peak_bytes']
+    assert abs(run.peak_bytes - peak_bytes) < 16 * 3 * 8 * 8  # a quarter of a batch

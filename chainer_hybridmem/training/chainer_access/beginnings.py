@@ -36,8 +36,7 @@ class Beginnings:
 
         def begin_and_apply(function: Any, inputs: Any) -> Any:
             if chainer.config.enable_backprop:
-                chainer.FunctionNode.apply = apply
-                begin()
+                self.begin()
             return apply(function, inputs)
 
         def tell_and_go_back(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +48,8 @@ class Beginnings:
             (chainer.FunctionNode, 'apply', apply, begin_and_apply),
             (_backprop, '_backprop_to_all', backward, tell_and_go_back),
         )
-        self._awaiting = begin_and_apply
+        self._apply, self._awaiting = apply, begin_and_apply
+        self._begin = begin
         chainer.Optimizer.setup = setup_and_tell
         _backprop._backprop_to_all = tell_and_go_back
 
@@ -58,6 +58,11 @@ class Beginnings:
         for owner, name, own, telling in self._replaced:
             if getattr(owner, name) is telling:
                 setattr(owner, name, own)
+
+    def begin(self) -> None:
+        """Tells of a function before there is one; the next one is not told of."""
+        chainer.FunctionNode.apply = self._apply
+        self._begin()
 
     def wait(self) -> None:
         """The next function that is applied for a backward is told of."""
