@@ -105,7 +105,7 @@ class BatchCommand(base.Command):
                 library.save(found.problem.profile, args.profile)
         device = estimator.profile(1).device
         figures = {
-            **sampled.named,
+            **sampled.asked.named,
             'device': device['name'],
             **summarise(found),
         }

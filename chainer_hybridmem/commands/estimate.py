@@ -91,7 +91,7 @@ class EstimateCommand(base.Command):
             if args.output is not None:
                 library.save(problem.profile, args.output)
             figures = {
-                **sampled.named,
+                **sampled.asked.named,
                 **summarise(estimator, problem, limit_bytes, methods, progress),
             }
             if args.ranks is not None:
@@ -100,7 +100,8 @@ class EstimateCommand(base.Command):
                     problem, limit_bytes, planner, args, progress
                 )
         tell_step(figures, asked, sampled, limit_bytes)
-        text = _text(figures)
+        title = sampled.asked.with_batchsize(batchsize).title
+        text = _text(f'{title} on {figures["device"]["name"]}', figures)
         if host_limit is not None:
             text += f'\n\n{estimating.ONE_RAM}'
         outputs.publish(text, figures, args.json)
@@ -187,9 +188,7 @@ def summarise(
 # -- text --------------------------------------------------------------------------
 
 
-def _text(figures: dict[str, Any]) -> str:
-    title = outputs.describe_network(figures)
-    title = f'{title} on {figures["device"]["name"]}'
+def _text(title: str, figures: dict[str, Any]) -> str:
     rows = [with_reason(row) for row in figures['methods']]
     parts = [
         named_values(title, _values(figures)),

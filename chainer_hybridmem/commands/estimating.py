@@ -117,12 +117,12 @@ class Sampled(NamedTuple):
     """What is estimated from.
 
     Attributes:
-        named (dict): What was recorded, as plain values.
+        asked (Network or Program): What was recorded.
         step (StepEstimator): Its iterations.
         note (str or None): What to tell beside it.
     """
 
-    named: dict[str, Any]
+    asked: Asked
     step: StepEstimator
     note: str | None = None
 
@@ -197,7 +197,7 @@ def obtain(args: argparse.Namespace, asked: Asked, progress: Progress) -> Sample
         step = step.changed(lambda one: one.with_factor_of(factor))
     ranks = args.shared_by
     step = step.changed(lambda one: dataclasses.replace(one, ranks=ranks))
-    return Sampled(asked.named, step, note)
+    return Sampled(asked, step, note)
 
 
 def _choose_batchsizes(

@@ -113,7 +113,9 @@ class InferenceCommand(base.Command):
         if args.output is not None:
             smallest = layout.smallest_layout(trace, replays, alignment)
             library.write_text(args.output, minimalloc.dumps(trace, smallest))
-        outputs.publish(_text(figures, trace, replays, best), figures, args.json)
+        title = f'{asked.with_batchsize(batchsize).title}, forward only'
+        text = _text(title, figures, trace, replays, best)
+        outputs.publish(text, figures, args.json)
         return 0
 
 
@@ -175,9 +177,12 @@ def _saving(nbytes: int, total_bytes: int) -> float:
 
 
 def _text(
-    figures: dict[str, Any], trace: Trace, replays: Sequence[Replay], best: Replay
+    title: str,
+    figures: dict[str, Any],
+    trace: Trace,
+    replays: Sequence[Replay],
+    best: Replay,
 ) -> str:
-    title = f'{outputs.describe_network(figures)}, forward only'
     values = [
         ('sum of blobs', format_bytes(figures['blob_bytes'])),
         ('in place', format_bytes(figures['in_place_blob_bytes'])),

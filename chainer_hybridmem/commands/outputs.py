@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.planning.records import library
 from chainer_hybridmem.terminal import printable
-from chainer_hybridmem.units import format_count
 
 STDOUT = '-'
 
@@ -70,18 +68,6 @@ def check_outputs(
                 f'{path} cannot be written: {taken[real]}. Name another file.'
             )
         taken[real] = 'another output has this name'
-
-
-def describe_network(figures: dict[str, Any]) -> str:
-    """What is trained: ``'resnet50, 8 pictures of 224x224'``, or a program."""
-    if 'program' in figures:
-        size = figures['batchsize']
-        batch = '' if size is None else f', batch size {size}'
-        return f'{shlex.join(figures["program"])}{batch}'
-    pictures = format_count(figures['batchsize'], 'picture')
-    return '{arch}, {pictures} of {insize}x{insize}'.format(
-        pictures=pictures, **figures
-    )
 
 
 def publish(table: str, figures: Any, json_path: str | None) -> None:

@@ -84,8 +84,9 @@ class Program:
         return int(sizes[-1]) if sizes and sizes[-1].isdigit() else None
 
     def with_batchsize(self, batchsize: int) -> Program:
-        """The program with another batch size."""
-        assert self.batch_arg is not None
+        """The program with another batch size; as it is if nothing names that."""
+        if self.batch_arg is None:
+            return self
         words, places = list(self.words), self._find_batchsizes()
         for i, begin in places:
             words[i] = words[i][:begin] + str(batchsize)

@@ -68,7 +68,7 @@ class VerifyCommand(base.Command):
         asked = programs.find(args, args.device, device='auto').completed()
         figures = _verify(args, asked, planner, other)
         figures = {**figures, 'planner': planner, 'against': against}
-        outputs.publish(text(figures), figures, args.json)
+        outputs.publish(text(asked.title, figures), figures, args.json)
         return 0 if figures['same'] else 1
 
 
@@ -158,7 +158,7 @@ def compare(run: VerifiedRun, other: VerifiedRun) -> dict[str, Any]:
     }
 
 
-def text(figures: dict[str, Any]) -> str:
+def text(trained: str, figures: dict[str, Any]) -> str:
     """The figures for people: a table, and below it the verdict."""
     rows = figures['iterations']
     kinds = list(rows[0]['same'])
@@ -172,7 +172,7 @@ def text(figures: dict[str, Any]) -> str:
     ]
     limit, peak = format_apart(figures['memory_limit_bytes'], figures['peak_bytes'])
     title = (
-        f'{outputs.describe_network(figures)}: {figures["planner"]} in '
+        f'{trained}: {figures["planner"]} in '
         f'{limit} (peak {peak}) against {figures["against"]}'
     )
     parts = [title, table(['iteration', 'state', *kinds], cells, left=len(kinds) + 2)]

@@ -112,7 +112,7 @@ def test_any_batch_size_is_estimated(hybridmem, program):
         *('--', program, '--batchsize', '5000'),
     )
     assert status == 0, err
-    assert out.startswith('train.py --batchsize 5000, batch size 5000 on Tesla V100')
+    assert out.startswith('train.py --batchsize 5000 on Tesla V100')
     assert 'batch sizes 2 and 4' in out
     figures = json.loads(pathlib.Path('f.json').read_text())
     maps = 15 * 5000 * 64 * 4
