@@ -97,6 +97,10 @@ class RecordingSession(SteppingSession):
         """See :class:`Session`."""
         self.problem = problem
 
+    def find_untimed(self) -> list[Problem | None]:
+        """The last problem alone, if its times do not count."""
+        return [] if self.detail.timed or not self.problem else [self.problem]
+
     def find_problems(self) -> list[Problem]:
         """Problems of all iterations that are recorded."""
         found = (guide.problem for guide in self._guidebook)

@@ -125,6 +125,8 @@ class StepRecorder:
         times_plain (bool): Whether steps without a session are timed.
 
     Attributes:
+        single (bool): Whether each iteration is known to be a step, so that none has to
+            repeat; one whose times count goes on until they are taken.
         plain_peak_bytes (int): Of plain Chainer; 0 if it is not known.
         plain_iterations (int): Of a step; 0 if none has repeated.
         recorded (RecordedProgram or None): What has been found.
@@ -149,6 +151,7 @@ class StepRecorder:
         self._records = records
         self._detail = parts, timed
         self._measures = limit is None
+        self.single = False
         self._seen = 0  # iterations of the session
         self._updates: list[list[int]] = []  # of each optimizer, after each of them
         self.plain_peak_bytes = 0
@@ -214,6 +217,8 @@ class StepRecorder:
             self._seen = session.iterations
             self._updates.append(self._count_updates())
         step = session.find_step()
+        if self.single and isinstance(session, RecordingSession):
+            step = step or session.find_untimed()
         repeats = bool(step) and self._all_update(len(step))
         if isinstance(session, RecordingSession):
             recorded = [one for one in step if one is not None]

@@ -183,6 +183,11 @@ class ProgramRecorder(Watcher):
             self._optimizers, options, iterations, parts=parts, timed=timed
         )
 
+    def begin(self) -> None:
+        """See :class:`.Follower`; what says when it begins trains one network."""
+        self._recorder.single = True
+        super().begin()
+
     def _make_session(self, models: list[chainer.Link]) -> Session:
         session = self._recorder.make_session(models)
         assert session is not None  # it times no steps without one
