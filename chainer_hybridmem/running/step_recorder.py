@@ -271,6 +271,7 @@ class StepRecorder:
         if not kinds:
             raise SessionError(
                 f'too few of {format_count(self._seen, "iteration")} have computed the '
-                f'same, with arrays of the same shapes; let it train for longer'
+                f'same, with arrays of the same shapes; let it train for longer, '
+                f'unless each computes something else'
             )
         self.recorded = RecordedProgram(tuple(kinds), self._seen, complete)

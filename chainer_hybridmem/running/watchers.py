@@ -207,9 +207,7 @@ class ProgramRecorder(Watcher):
             elif recorder.look(session, has_ended) and not recorder.is_over:
                 self._beginnings.wait()  # for the session that records
         except SessionError as error:
-            raise SessionError(
-                f'Nothing of the program could be recorded: {error}.'
-            ) from error
+            raise SessionError(f'Nothing could be recorded: {error}.') from error
         return recorder.recorded
 
 
