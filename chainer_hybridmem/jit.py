@@ -20,10 +20,12 @@ import numpy as np
 from llvmlite import binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, event
+from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
 from numba.core.sigutils import normalize_signature
 from numba.core.types.misc import unliteral
 
@@ -91,8 +93,7 @@ def compiled(
             dispatcher.declare(*signature)
         if not cached:
             return cast(Function, dispatcher)
-        if uses:
-            _depend(dispatcher, uses)
+        _Cache.adopt(dispatcher, uses)
         if apart:
             return cast(Function, dispatcher)
         for types_ in signature:  # only now, or the cache is asked too early
@@ -259,13 +260,31 @@ def clock() -> float:
     return timing.now() - compiling_seconds()
 
 
-def _depend(dispatcher: Any, modules: Sequence[ModuleType]) -> None:
-    """Makes a function's cached code depend on the sources of other modules."""
-    digest = hashlib.sha256()
-    for module in modules:
-        digest.update(pathlib.Path(str(module.__file__)).read_bytes())
-    index = dispatcher._cache._cache_file
-    index._source_stamp = (index._source_stamp, digest.hexdigest())
+class _Cache(FunctionCache):
+    """One whose code depends on other modules, and is loaded without the compiler.
+
+    numba would import all that it can compile first, which takes longer than to load
+    all functions. What it compiles, it prepares itself for once more.
+    """
+
+    @classmethod
+    def adopt(cls, made: Any, uses: Sequence[ModuleType]) -> None:
+        """Makes it the cache of what numba has made with one of its own.
+
+        Args:
+            made: A dispatcher or a callback.
+            uses: As for :func:`compiled`.
+        """
+        made._cache.__class__ = cls
+        index = made._cache._cache_file
+        digest = hashlib.sha256()
+        for module in uses:
+            digest.update(pathlib.Path(str(module.__file__)).read_bytes())
+        index._source_stamp = (index._source_stamp, digest.hexdigest())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)
+        return self._load_overload(sig, target_context)
 
 
 def callback(
@@ -287,8 +306,7 @@ def callback(
         except RuntimeError:  # nowhere to write a cache
             pass
         else:
-            if uses:
-                _depend(made, uses)
+            _Cache.adopt(made, uses)
         made.compile()
         return made
 
