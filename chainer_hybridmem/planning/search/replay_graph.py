@@ -15,8 +15,6 @@ import graphlib
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from chainer_hybridmem.planning.simulation.problem import Problem
 
@@ -90,12 +88,14 @@ def _components(
     replayed: np.ndarray, makers: np.ndarray, readers: np.ndarray, bound: np.ndarray
 ) -> np.ndarray:
     """(n,) node of each operation, -1 for none; ``bound`` pairs are in one node."""
+    from scipy.sparse import coo_array, csgraph
+
     n = len(replayed)
     sources = np.concatenate([makers, readers[bound]])
     targets = np.concatenate([readers, makers[bound]])
     ones = np.ones(len(sources), bool)
     edges = coo_array((ones, (sources, targets)), shape=(n, n))
-    _, labels = connected_components(edges, directed=True, connection='strong')
+    _, labels = csgraph.connected_components(edges, directed=True, connection='strong')
     result = np.full(n, -1, np.int64)
     result[replayed] = np.unique(labels[replayed], return_inverse=True)[1]
     return result
