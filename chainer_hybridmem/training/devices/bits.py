@@ -98,7 +98,7 @@ _LEFT, _RIGHT = np.uint64(31), np.uint64(33)
 _i64, _u64 = types.int64, types.uint64
 
 
-@compiled(_u64(_u64, _u64), inline=True)
+@compiled(inline=True)
 def _mixed(lane: int, word: int) -> int:
     lane += word * _SECOND
     return ((lane << _LEFT) | (lane >> _RIGHT)) * _FIRST

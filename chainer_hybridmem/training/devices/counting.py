@@ -26,7 +26,7 @@ _i64 = types.int64
 _c_realloc = types.ExternalFunction('realloc', _i64(_i64, _i64))
 
 
-@_native(types.void(_i64, _i64, _i64))
+@_native()
 def log_event(counter: int, ident: int, size: int) -> None:
     """Appends a malloc, or a free with a negative id, to the log."""
     length, capacity = load(counter + LOG_LENGTH), load(counter + LOG_CAPACITY)
@@ -43,7 +43,7 @@ def log_event(counter: int, ident: int, size: int) -> None:
     store(counter + LOG_LENGTH, length + 1)
 
 
-@_native(_i64(_i64, _i64))
+@_native()
 def count(counter: int, size: int) -> int:
     """Counts bytes in use; returns a new id."""
     ident = load(counter + NEXT_ID)

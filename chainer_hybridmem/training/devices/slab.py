@@ -93,14 +93,14 @@ def store(typing_context: Any, address: Any, value: Any) -> Any:
 _i64 = types.int64
 
 
-@compiled(types.void(_i64, _i64))
+@compiled()
 def add(address: int, value: int) -> None:
     """Adds to the integer at an address."""
     store(address, load(address) + value)
 
 
 # -- slab -----------------------------------------------------------------------
-@compiled(types.void(_i64, _i64, _i64))
+@compiled()
 def begin(slab: int, base: int, nbytes: int) -> None:
     """Makes a slab of free memory that has no pages yet."""
     store(slab + BASE, base)
@@ -109,14 +109,14 @@ def begin(slab: int, base: int, nbytes: int) -> None:
         store(slab + word, 0)
 
 
-@compiled(types.void(_i64, _i64, _i64))
+@compiled()
 def _copy_hole(holes: int, source: int, target: int) -> None:
     for word in (HOLE_AT, HOLE_SIZE, HOLE_HELD):
         value = load(holes + HOLE_BYTES * source + word)
         store(holes + HOLE_BYTES * target + word, value)
 
 
-@compiled(types.void(_i64, _i64))
+@compiled()
 def _remove_hole(slab: int, index: int) -> None:
     holes, count = load(slab + HOLES), load(slab + HOLE_COUNT) - 1
     for i in range(index, count):
@@ -124,7 +124,7 @@ def _remove_hole(slab: int, index: int) -> None:
     store(slab + HOLE_COUNT, count)
 
 
-@compiled(types.void(_i64, _i64, _i64, _i64, _i64))
+@compiled()
 def _set_hole(slab: int, index: int, address: int, nbytes: int, pages: int) -> None:
     hole = load(slab + HOLES) + HOLE_BYTES * index
     store(hole + HOLE_AT, address)
@@ -144,7 +144,7 @@ def _insert_hole(slab: int, index: int, address: int, nbytes: int, pages: int) -
     store(slab + HOLE_COUNT, count + 1)
 
 
-@compiled(_i64(_i64, _i64))
+@compiled()
 def _hole_behind(slab: int, address: int) -> int:
     """Index of the first hole that begins at or behind an address."""
     holes = load(slab + HOLES)
@@ -182,7 +182,7 @@ def _cut_hole(slab: int, index: int, before: int, total: int) -> None:
     store(slab + FRESH, total - min(total, pages))
 
 
-@compiled(types.void(_i64, _i64))
+@compiled()
 def _raise_top(slab: int, top: int) -> None:
     """Moves the top up; what was never touched below it is fresh."""
     touched, below = load(slab + TOUCHED), load(slab + TOP)
@@ -311,7 +311,7 @@ def lose_pages(slab: int, address: int, nbytes: int) -> None:
     add(slab + HELD, -pages)
 
 
-@compiled(_i64(_i64))
+@compiled()
 def largest_held(slab: int) -> int:
     """Index of the hole with the most pages; -1 if none has any."""
     holes = load(slab + HOLES)

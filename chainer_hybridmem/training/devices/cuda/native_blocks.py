@@ -66,7 +66,7 @@ def _call(typing_context: Any, address: Any) -> Any:
 
 
 # -- the table of blocks, by address, with open addressing ------------------------
-@_native(_i64(_i64))
+@_native()
 def _first_slot(address: int) -> int:
     """Where the table is first looked at; neighbours in memory are far apart there."""
     return (address // UNIT_BYTES * 0x9E3779B1 >> 16) & (SLOTS - 1)
@@ -112,7 +112,7 @@ def _remove(counter: int, block: int) -> None:
     store(blocks + BLOCK_BYTES * empty, 0)
 
 
-@_native(types.void(_i64, _i64, _i64, _i64, _i64))
+@_native()
 def _enter(counter: int, place: int, address: int, nbytes: int, extent: int) -> None:
     """Counts a block and writes it into the table."""
     blocks = load(counter + BLOCKS)
@@ -136,7 +136,7 @@ def _enter(counter: int, place: int, address: int, nbytes: int, extent: int) -> 
 
 
 # -- giving and taking back --------------------------------------------------------
-@_native(types.boolean(_i64, _i64, _i64))
+@_native()
 def _has_memory(place: int, address: int, extent: int) -> bool:
     """Whether there is memory behind all of a block."""
     mapped, granule = load(place + PLACE_MAPPED), load(place + PLACE_GRANULE)
@@ -147,7 +147,7 @@ def _has_memory(place: int, address: int, extent: int) -> bool:
     return _c_memchr(mapped + first, 0, last - first + 1) == 0
 
 
-@_native(types.boolean(_i64, _i64, _i64, _i64))
+@_native()
 def _give_from(counter: int, place: int, address: int, nbytes: int) -> bool:
     """Gives space that has been cut, if there is memory behind it."""
     cut_from = load(place + PLACE_SLAB)
@@ -186,7 +186,7 @@ def _give_beside(counter: int, nbytes: int) -> int:
     return address
 
 
-@_native(types.boolean(_i64, _i64))
+@_native()
 def _is_simple(counter: int, nbytes: int) -> bool:
     """Whether a block may be given without Python, as far as can be told."""
     return (

@@ -58,7 +58,7 @@ def reclaim(counter: int, missing_bytes: int) -> None:
         _raise_again(signal_number)
 
 
-@_native(types.void(_i64, _i64, _i64, _i64))
+@_native()
 def _served(counter: int, field: int, base: int, place: int) -> None:
     """Counts a block that a slab has given."""
     fresh, extent = (
@@ -95,14 +95,14 @@ def _find_space(counter: int, total: int) -> int:
     return map_block(counter, total)
 
 
-@_native(types.boolean(_i64))
+@_native()
 def _may_reclaim(counter: int) -> bool:
     """Whether Python may be asked for space."""
     own = _c_thread() == load(counter + words.THREAD)
     return own and load(counter + words.RECLAIMING) == 0
 
 
-@_native(_i64(_i64, _i64, types.boolean))
+@_native()
 def _large_block(counter: int, size: int, zeroed: bool) -> int:
     """A block from the slab, or one mapped by itself; see Note: [slabs].
 

@@ -38,7 +38,7 @@ _c_munmap = types.ExternalFunction('munmap', types.int32(_i64, _i64))
 _c_madvise = types.ExternalFunction('madvise', types.int32(_i64, _i64, types.int32))
 
 
-@_native(types.void(_i64, _i64))
+@_native()
 def release_pages(start: int, end: int) -> None:
     """Gives the whole pages between two addresses back; they read as zero."""
     first, last = (start + 4095) & -4096, end & -4096
@@ -46,7 +46,7 @@ def release_pages(start: int, end: int) -> None:
         _c_madvise(first, last - first, _MADV_DONTNEED)
 
 
-@_native(_i64(_i64))
+@_native()
 def count_held(counter: int) -> int:
     """Free bytes that have pages."""
     return load(counter + words.SIDE + slab.HELD) + load(
@@ -54,7 +54,7 @@ def count_held(counter: int) -> int:
     )
 
 
-@_native(_i64(_i64, _i64))
+@_native()
 def _release_tail(place: int, nbytes: int) -> int:
     """Gives pages above the top of a slab back, from the end; returns their bytes."""
     base, top = load(place + slab.BASE), load(place + slab.TOP)
@@ -69,7 +69,7 @@ def _release_tail(place: int, nbytes: int) -> int:
     return touched - kept
 
 
-@_native(_i64(_i64, _i64))
+@_native()
 def _release_largest(place: int, nbytes: int) -> int:
     """Gives pages of the hole with the most of them back; returns their bytes.
 
