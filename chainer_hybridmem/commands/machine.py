@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import platform
@@ -44,6 +45,7 @@ def blas_threads() -> int | None:
     return max(blas.count_threads(), default=None)
 
 
+@functools.cache  # it reads what all installed packages say of themselves
 def cupy_version() -> str:
     """Version of CuPy, under any of the names of its package."""
     from importlib import metadata
