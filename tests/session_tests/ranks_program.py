@@ -17,8 +17,6 @@ import chainer_hybridmem as hybridmem
 
 # isort: split
 import chainer
-import chainer.functions as F
-import chainer.links as L
 import chainermn
 import numpy as np
 
@@ -28,6 +26,7 @@ from chainer_hybridmem.training.session.setting import ranks
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from session_tests import data_parallel
+from support import networks
 from support.quick_search import quick_search
 
 ITERATIONS = 12
@@ -48,25 +47,6 @@ def _note_others(own: object, runs: list[object]) -> object:
 
 
 link_module.seconds_among = _note_others
-
-
-class Net(chainer.Chain):
-    """A session of few functions is planned and begun soonest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Convolution2D(3, 8, 3, pad=1)
-            self.norm = L.BatchNormalization(8)
-            self.rest = chainer.ChainList(*[L.Convolution2D(8, 8, 1) for _ in range(6)])
-            self.last = L.Linear(None, 10)
-
-    def forward(self, x: object, t: object) -> chainer.Variable:
-        h = F.relu(self.norm(self.first(x)))
-        for layer in self.rest:
-            h = F.relu(layer(h))
-        h = F.dropout(F.max_pooling_2d(h, 2), 0.2)
-        return F.softmax_cross_entropy(self.last(h), t)
 
 
 class Lines:
@@ -106,7 +86,7 @@ def train(way: str, communicator: object, folder: str) -> dict[str, object]:
     rank, lines, began = communicator.rank, Lines(), time.monotonic()
     others.clear()
     np.random.seed(0)
-    model = Net()
+    model = networks.Convolutions()
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.Adam(), communicator
     ).setup(model)

@@ -27,7 +27,7 @@ from chainer_hybridmem.training.recording.stopwatch import Times
 from chainer_hybridmem.training.session.guides.profiling_plan import with_median_times
 
 pytestmark = needs_mpi
-LIMIT = '4.5MiB'
+LIMIT = '3MiB'
 SLOW_SECONDS = 0.02
 
 
@@ -56,7 +56,7 @@ class Training:
         import chainermn
 
         np.random.seed(0)
-        self.model = networks.Everything()
+        self.model = networks.Convolutions()
         self.optimizer = chainermn.create_multi_node_optimizer(
             chainer.optimizers.Adam(), communicator
         ).setup(self.model)

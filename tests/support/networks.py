@@ -111,6 +111,25 @@ class Everything(chainer.Chain):
         return F.softmax_cross_entropy(self.last(h), t)
 
 
+class Convolutions(chainer.Chain):
+    """Few functions: a session of them is planned and begun soonest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Convolution2D(3, 8, 3, pad=1)
+            self.norm = L.BatchNormalization(8)
+            self.rest = chainer.ChainList(*[L.Convolution2D(8, 8, 1) for _ in range(6)])
+            self.last = L.Linear(None, 10)
+
+    def forward(self, x: Any, t: Any) -> Any:
+        h = F.relu(self.norm(self.first(x)))
+        for layer in self.rest:
+            h = F.relu(layer(h))
+        h = F.dropout(F.max_pooling_2d(h, 2), 0.2)
+        return F.softmax_cross_entropy(self.last(h), t)
+
+
 class Ends(chainer.Chain):
     """A first and a last layer, and the number of calls, for what lies between."""
 
