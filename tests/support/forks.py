@@ -1,6 +1,6 @@
 """Programs in processes that find Chainer and the package imported.
 
-Python takes two seconds of a processor to import them, and most programs of tests need
+Python takes a second of a processor to import them, and most programs of tests need
 less than half a second for the rest: so these are forks of one process that has. A test
 of imports, hash seeds, or variables that are read at the start has a Python of its own.
 """
