@@ -23,7 +23,7 @@ BATCH = networks.batches(1)[0]
 RNG = np.random.RandomState(0)
 VECTORS = RNG.rand(600, 400).astype('f'), RNG.randint(0, 10, 600).astype('i')
 FEW = VECTORS[0][:32], VECTORS[1][:32]
-WORDS = (RNG.randint(0, 100, (40, 12)).astype('i'),)
+WORDS = (RNG.randint(0, 100, (40, 8)).astype('i'),)
 WIDTHS = (256, 128, 512, 256, 128, 256, 256)
 WHOLE = {'splitting': False, 'planner': 'hybrid'}  # recorded from the first on
 
