@@ -446,6 +446,34 @@ def test_memory_of_earlier_graphs_is_not_lost_for_the_session(when):
         gc.enable()
 
 
+@pytest.mark.alone
+def test_a_batch_from_before_the_session_counts_no_longer_than_it_lives():
+    """A session of `hybridmem run` begins when a program has made its first batch."""
+    import cupy
+
+    gc.collect()
+    model = networks.Everything()
+    model.to_device('@cupy:0')
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    batches = networks.batches(4)
+    batch = [cupy.array(array) for array in batches[0]]
+    nbytes = batch[0].nbytes
+    gc.disable()
+    try:
+        with hybridmem.optimize(model, '1GiB') as session:
+            assert session.device.memory.other_bytes >= nbytes
+            for following in [*batches[1:], None]:
+                loss = model(*batch)
+                model.cleargrads()
+                loss.backward()
+                optimizer.update()
+                if following is not None:
+                    batch = [cupy.array(array) for array in following]
+            assert session.device.memory.other_bytes < nbytes
+    finally:
+        gc.enable()
+
+
 class _Halves(chainer.Chain):
     """Only its children have been moved, as in Chainer's model parallel example."""
 

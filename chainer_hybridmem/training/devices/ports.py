@@ -109,7 +109,10 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def follow(self) -> None:
-        """Counts in the present context, too: with asyncio, each task has its own."""
+        """An iteration begins: counts in the present context, too.
+
+        With asyncio, each task has its own.
+        """
 
     @abc.abstractmethod
     def uninstall(self) -> None:

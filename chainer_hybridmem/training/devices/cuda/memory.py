@@ -89,7 +89,9 @@ class CudaMemory(Memory):
         self.pool.give_back()
 
     def follow(self) -> None:
-        """CuPy has one allocator for all contexts."""
+        """CuPy has one allocator for all contexts; other pools are counted anew."""
+        if self._others.nbytes:
+            self._count_others()
 
     def close(self) -> None:
         self._adopted.clear()
