@@ -37,7 +37,7 @@ MARKS = {
     'words of the README': 1000,
 }
 # Records of compiled kernels, and what declares every option once.
-TABLES = ('Arrays', 'Work', 'Options')
+TABLES = ('ProblemArrays', 'Work', 'Options')
 COMPILED = ('compiled', 'njit', 'jit')  # decorators of kernels, whose length is free
 BRANCHES = (
     ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.comprehension,

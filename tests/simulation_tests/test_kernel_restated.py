@@ -21,7 +21,7 @@ from chainer_hybridmem.planning.simulation import (
     make_problem,
     replays,
 )
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 from chainer_hybridmem.planning.simulation.work import NEED, Outcome, make_work
 
 
@@ -47,7 +47,7 @@ def some_actions(rng: random.Random, problem: Problem) -> np.ndarray:
     return action
 
 
-def drawn(rng: random.Random) -> tuple[Arrays, np.ndarray]:
+def drawn(rng: random.Random) -> tuple[ProblemArrays, np.ndarray]:
     problem = random_problem(rng)
     return problem.arrays, some_actions(rng, problem)
 

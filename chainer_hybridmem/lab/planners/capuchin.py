@@ -70,7 +70,7 @@ from chainer_hybridmem.planning.search.candidates import (
 )
 from chainer_hybridmem.planning.search.planner_options import COUNT
 from chainer_hybridmem.planning.search.repairs import give_up_recomputes
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 from chainer_hybridmem.planning.simulation.obedience import obeyed
 from chainer_hybridmem.planning.simulation.problem import Problem
 from chainer_hybridmem.planning.simulation.timeline import run_lanes
@@ -255,7 +255,7 @@ class Chains:
         recomputable: (M,) whether a map can be made again.
     """
 
-    def __init__(self, arrays: Arrays, recomputable: np.ndarray) -> None:
+    def __init__(self, arrays: ProblemArrays, recomputable: np.ndarray) -> None:
         self._arrays = arrays
         self._recomputable = recomputable
         self._recomputed: list[int] = []

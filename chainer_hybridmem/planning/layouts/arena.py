@@ -72,7 +72,7 @@ class Arena:
         return sum(offset != BESIDE for _, offset in self.entries)
 
 
-class _Log:
+class _EventLog:
     """An iteration's events as arrays, and the mallocs that the device would place.
 
     Attributes:
@@ -104,7 +104,7 @@ class _Log:
         frees = np.flatnonzero(self.events < 0)
         return _looked_up(-self.events[frees], frees, idents, len(self.events))
 
-    def same_as(self, other: _Log) -> np.ndarray:
+    def same_as(self, other: _EventLog) -> np.ndarray:
         """(m,) ids of the mallocs of the same place and bytes in another log, or 0."""
         number = np.arange(len(other.keys))
         found = _looked_up(other.keys, number, self.keys, -1)
@@ -143,7 +143,7 @@ def lay_out(
         enough_bytes: No smaller one is looked for; of the arena and all beside it.
         deadline: The search ends with it.
     """
-    before, log = (_Log(one, block_bytes) for one in logs)
+    before, log = (_EventLog(one, block_bytes) for one in logs)
     freed = log.freed_at(log.idents)
     goes = freed < len(log.events)
     others = log.same_as(before)
@@ -208,7 +208,7 @@ def _tied(blocks: np.ndarray, positions: np.ndarray, gone: np.ndarray) -> np.nda
     return until[which.reshape(-1)] <= positions
 
 
-def _trace(log: _Log, placed: np.ndarray, taken: np.ndarray) -> Trace:
+def _trace(log: _EventLog, placed: np.ndarray, taken: np.ndarray) -> Trace:
     """What lies in the arena: the mallocs in order, then what they were before.
 
     Args:
@@ -229,7 +229,7 @@ def _trace(log: _Log, placed: np.ndarray, taken: np.ndarray) -> Trace:
     )
 
 
-def _side_bytes(log: _Log, inside: np.ndarray, initial_bytes: int) -> int:
+def _side_bytes(log: _EventLog, inside: np.ndarray, initial_bytes: int) -> int:
     """Highest load of what is not inside of the arena.
 
     Args:

@@ -74,7 +74,7 @@ def exact(problem: Problem, limit_bytes: int, time_budget: float = TIME_BUDGET) 
     first = find_start(late)
     if not (first.fits or problem.rules):
         return late.finish('exact', first)  # raises, with the numbers
-    run = _Run(problem, limit_bytes, late, time_budget)
+    run = _ExactSearch(problem, limit_bytes, late, time_budget)
     run.solve()
     return run.plan(first)
 
@@ -93,7 +93,7 @@ def _incumbent(problem: Problem, limit_bytes: int) -> Plan | None:
     return min(plan, more, key=lambda p: p.predicted_seconds)
 
 
-class _Run:
+class _ExactSearch:
     """One search: the best so far, and what is proven about it."""
 
     def __init__(

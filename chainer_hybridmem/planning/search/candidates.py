@@ -17,7 +17,7 @@ from chainer_hybridmem.planning.records.plan import Action, MapPlan, Plan, Repla
 from chainer_hybridmem.planning.records.rules import pairs_of
 from chainer_hybridmem.planning.records.validation import check_plan
 from chainer_hybridmem.planning.simulation import kernel
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.planning.simulation.obedience import (
     NUMBERS,
@@ -448,7 +448,7 @@ _i64, _f64, _bool = types.int64, types.float64, types.boolean
 
 @compiled(
     _i64(
-        Arrays.compiled,
+        ProblemArrays.compiled,
         _i64,
         _i64[::1],
         _f64[::1],
@@ -461,7 +461,7 @@ _i64, _f64, _bool = types.int64, types.float64, types.boolean
     uses=(kernel, *kernel.PARTS),
 )
 def find_fastest(
-    a: Arrays,
+    a: ProblemArrays,
     limit: int,
     lead: np.ndarray,
     out_seconds: np.ndarray,

@@ -16,7 +16,7 @@ from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.planning.simulation import kernel
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 from chainer_hybridmem.planning.simulation.work import (
     KEEP,
     LATE,
@@ -230,7 +230,7 @@ def _delay(current: np.ndarray, proposed: np.ndarray) -> int:
 
 
 @compiled()
-def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
+def _make_way(a: ProblemArrays, current: np.ndarray, proposed: np.ndarray) -> None:
     """Others of a group leave, at random, where a move keeps more than rules allow."""
     for g in range(len(a.kept_most)):
         first, end = a.kept_pointers[g], a.kept_pointers[g + 1]
@@ -251,7 +251,7 @@ def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
 
 @compiled(
     _i64(
-        Arrays.compiled,
+        ProblemArrays.compiled,
         _i64[::1],
         _i64,
         _i64[::1],
@@ -277,7 +277,7 @@ def _make_way(a: Arrays, current: np.ndarray, proposed: np.ndarray) -> None:
     nogil=True,
 )
 def anneal(
-    a: Arrays,
+    a: ProblemArrays,
     current: np.ndarray,
     limit: int,
     lead: np.ndarray,

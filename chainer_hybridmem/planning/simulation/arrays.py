@@ -30,7 +30,7 @@ from chainer_hybridmem.planning.records.profile import Profile, Recipe
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Arrays(Table):
+class ProblemArrays(Table):
     """A table of arrays; kernels take it whole.
 
     Shapes: n operations, M maps, T other items; CSR pairs end in _ptr.
@@ -127,7 +127,7 @@ def _pointers(rows: list[list[int]]) -> np.ndarray:
     return np.cumsum([0] + [len(row) for row in rows]).astype(np.int64)
 
 
-def find_maker(arrays: Arrays, item: int) -> int:
+def find_maker(arrays: ProblemArrays, item: int) -> int:
     """The operation whose replay makes an item; -1 if none does."""
     op = int(arrays.producer[item])
     if op < 0 or arrays.recipe_seconds[op] < 0:
@@ -136,7 +136,7 @@ def find_maker(arrays: Arrays, item: int) -> int:
     return op if item in made else -1
 
 
-def find_recomputable(arrays: Arrays, n_maps: int) -> np.ndarray:
+def find_recomputable(arrays: ProblemArrays, n_maps: int) -> np.ndarray:
     """A map is recomputable if its recipe is, and every transient on the way.
 
     Maps among the inputs are always at hand: kept, swapped in, or

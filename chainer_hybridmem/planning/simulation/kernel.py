@@ -30,7 +30,7 @@ from chainer_hybridmem.planning.simulation import (
     replays,
     work,
 )
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 from chainer_hybridmem.planning.simulation.lanes import list_by, time_lanes
 from chainer_hybridmem.planning.simulation.obedience import breaks_rules
 from chainer_hybridmem.planning.simulation.replays import lay_out_replays
@@ -46,7 +46,7 @@ from chainer_hybridmem.planning.simulation.work import (
 
 # -- where swap-ins begin -----------------------------------------------------
 @compiled(inline=True, counted=False, uses=(work,))
-def place_swap_ins(a: Arrays, limit: int, lead: np.ndarray, w: Work) -> Any:
+def place_swap_ins(a: ProblemArrays, limit: int, lead: np.ndarray, w: Work) -> Any:
     """Swap-ins as early as memory allows, in order of need; the highest load.
 
     No swap-in starts before an earlier one, so what is before its start is settled.
@@ -89,7 +89,7 @@ def place_swap_ins(a: Arrays, limit: int, lead: np.ndarray, w: Work) -> Any:
 # -- where swapped maps leave, and where their host copies lie ----------------
 @compiled(inline=True, counted=False, uses=(work,))
 def share_out_host(
-    a: Arrays,
+    a: ProblemArrays,
     action: np.ndarray,
     out_seconds: np.ndarray,
     in_seconds: np.ndarray,
@@ -120,7 +120,7 @@ def share_out_host(
 
 @compiled(inline=True, counted=False, uses=(work,))
 def leave_in_forward(
-    a: Arrays, action: np.ndarray, limit: int, out_seconds: np.ndarray, w: Work
+    a: ProblemArrays, action: np.ndarray, limit: int, out_seconds: np.ndarray, w: Work
 ) -> Any:
     """Release positions during forward: peak, its operation, time at the end.
 
@@ -180,7 +180,7 @@ def leave_in_forward(
 
 @compiled(inline=True, counted=False, uses=(work,))
 def leave_in_backward(
-    a: Arrays, action: np.ndarray, limit: int, now: float, w: Work
+    a: ProblemArrays, action: np.ndarray, limit: int, now: float, w: Work
 ) -> None:
     """Release positions in backward: as swap-outs finish, sooner where memory asks.
 
@@ -233,7 +233,7 @@ _i64, _f64, _bool = types.int64, types.float64, types.boolean
 
 @compiled(
     types.Tuple((_f64, _i64, _i64, _i64, _bool))(
-        Arrays.compiled,
+        ProblemArrays.compiled,
         _i64[::1],
         _i64,
         _i64[::1],
@@ -249,7 +249,7 @@ _i64, _f64, _bool = types.int64, types.float64, types.boolean
     uses=PARTS,
 )
 def evaluate(
-    a: Arrays,
+    a: ProblemArrays,
     action: np.ndarray,
     limit: int,
     lead: np.ndarray,
@@ -337,7 +337,7 @@ def evaluate(
 
 @compiled(
     types.Tuple((_f64, _i64, _i64, _i64, _bool))(
-        Arrays.compiled,
+        ProblemArrays.compiled,
         _i64[::1],
         _i64,
         _i64[::1],
@@ -352,7 +352,7 @@ def evaluate(
     uses=PARTS,
 )
 def judge(
-    a: Arrays,
+    a: ProblemArrays,
     action: np.ndarray,
     limit: int,
     lead: np.ndarray,

@@ -11,7 +11,7 @@ from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.planning.simulation import work
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 from chainer_hybridmem.planning.simulation.work import IN, LEAVE, NEED, OUT, Work
 
 _floats = types.float64[::1]
@@ -50,13 +50,13 @@ def _list_swap_ins(w: Work) -> None:
 
 
 @compiled(
-    types.float64(Arrays.compiled, _floats, _floats, Work.compiled),
+    types.float64(ProblemArrays.compiled, _floats, _floats, Work.compiled),
     apart=True,
     counted=False,
     uses=(work,),
 )
 def time_lanes(
-    a: Arrays, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work
+    a: ProblemArrays, out_seconds: np.ndarray, in_seconds: np.ndarray, w: Work
 ) -> float:
     """Start of every operation and copy for the positions in ``w``; the total.
 

@@ -25,7 +25,10 @@ from chainer_hybridmem.planning.records.rules import (
     silent_functions,
 )
 from chainer_hybridmem.planning.simulation import work
-from chainer_hybridmem.planning.simulation.arrays import Arrays, find_recomputable
+from chainer_hybridmem.planning.simulation.arrays import (
+    ProblemArrays,
+    find_recomputable,
+)
 from chainer_hybridmem.planning.simulation.work import KEEP, RECOMPUTE, SWAP
 from chainer_hybridmem.units import format_bytes
 
@@ -56,7 +59,7 @@ def named(rule: Rule, maps: tuple[Storage, ...]) -> np.ndarray:
     )
 
 
-def with_free_choice(a: Arrays, recomputable: np.ndarray) -> Arrays:
+def with_free_choice(a: ProblemArrays, recomputable: np.ndarray) -> ProblemArrays:
     """The arrays with what maps may do that no rule names."""
     stays = has_no_choice(a)
     allowed = np.ones((len(recomputable), 3), bool)
@@ -67,15 +70,15 @@ def with_free_choice(a: Arrays, recomputable: np.ndarray) -> Arrays:
     return dataclasses.replace(a, allowed=allowed, ruled=ruled)
 
 
-def has_no_choice(a: Arrays) -> np.ndarray:
+def has_no_choice(a: ProblemArrays) -> np.ndarray:
     """(M,) which maps cannot leave before backward begins; see [no choice]."""
     stuck: np.ndarray = (a.release_from > a.first_backward) & a.read
     return stuck
 
 
 def rule_arrays(
-    a: Arrays, profile: Profile, maps: tuple[Storage, ...], rules: Rules
-) -> Arrays:
+    a: ProblemArrays, profile: Profile, maps: tuple[Storage, ...], rules: Rules
+) -> ProblemArrays:
     """The arrays of a problem without rules under these.
 
     Raises:
@@ -102,7 +105,9 @@ def rule_arrays(
     return a
 
 
-def _choice_under(rules: Rules, maps: tuple[Storage, ...], a: Arrays) -> np.ndarray:
+def _choice_under(
+    rules: Rules, maps: tuple[Storage, ...], a: ProblemArrays
+) -> np.ndarray:
     """(M, 3) which actions the rules leave to each map, of those that it has.
 
     Raises:
@@ -143,7 +148,7 @@ def _limits_of(rules: Rules, maps: tuple[Storage, ...], chosen: np.ndarray) -> L
     )
 
 
-def check_limits(rules: Rules, a: Arrays) -> None:
+def check_limits(rules: Rules, a: ProblemArrays) -> None:
     """Checks that what has to be kept is within every limit.
 
     Raises:
@@ -161,7 +166,7 @@ def check_limits(rules: Rules, a: Arrays) -> None:
             )
 
 
-def keeps_everything(a: Arrays) -> bool:
+def keeps_everything(a: ProblemArrays) -> bool:
     """Whether the rules allow what plain Chainer does."""
     if not a.ruled:
         return True
@@ -169,7 +174,7 @@ def keeps_everything(a: Arrays) -> bool:
     return not in_python(a, np.full(len(a.allowed), KEEP, np.int64))
 
 
-def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:
+def obeyed(a: ProblemArrays, action: np.ndarray) -> np.ndarray:
     """The assignment, changed where the rules do not allow it.
 
     Maps whose action is forbidden leave in another way, or stay if they may not leave.
@@ -199,7 +204,7 @@ def obeyed(a: Arrays, action: np.ndarray) -> np.ndarray:
 
 
 @compiled(inline=True, counted=False, uses=(work,))
-def breaks_rules(a: Arrays, action: np.ndarray) -> bool:
+def breaks_rules(a: ProblemArrays, action: np.ndarray) -> bool:
     """Whether an assignment breaks a rule."""
     for m in range(len(action)):
         if not a.allowed[m, min(action[m], RECOMPUTE)]:

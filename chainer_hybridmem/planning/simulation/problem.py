@@ -27,7 +27,7 @@ from chainer_hybridmem.planning.records.splits import (
     in_parts,
 )
 from chainer_hybridmem.planning.simulation.arrays import (
-    Arrays,
+    ProblemArrays,
     find_recomputable,
     list_recipes,
 )
@@ -124,7 +124,7 @@ class Problem:
         cross_iteration (bool or str): What crosses iterations; as in
             :func:`crossing_of`.
         items (tuple of int): Storage id of every item.
-        arrays (Arrays): For the compiled kernels.
+        arrays (ProblemArrays): For the compiled kernels.
         recomputable (ndarray): Whether each map can be made again exactly, and the
             rules allow it.
         swap_out_seconds (ndarray): Seconds of each map's copy to the host.
@@ -145,7 +145,7 @@ class Problem:
     maps: tuple[Storage, ...]
     cross_iteration: CrossIteration
     items: tuple[int, ...]
-    arrays: Arrays
+    arrays: ProblemArrays
     recomputable: np.ndarray
     swap_out_seconds: np.ndarray
     swap_in_seconds: np.ndarray
@@ -303,14 +303,14 @@ def find_sources(problem: Problem) -> tuple[int, ...]:
     )
 
 
-def _made_at(a: Arrays, operation: int) -> np.ndarray:
+def _made_at(a: ProblemArrays, operation: int) -> np.ndarray:
     """What a replay of an operation makes; nothing if it cannot run."""
     if operation < 0 or a.recipe_seconds[operation] < 0:
         return a.products[:0]
     return a.products[a.product_ptr[operation] : a.product_ptr[operation + 1]]
 
 
-def with_choice(problem: Problem, arrays: Arrays) -> Problem:
+def with_choice(problem: Problem, arrays: ProblemArrays) -> Problem:
     """The same problem with what these arrays allow."""
     recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
     return dataclasses.replace(
@@ -390,7 +390,7 @@ def make_problem(
     return with_rules(with_host_limit(problem, host_limit_bytes), rules)
 
 
-def _find_in_core(recorded: Profile, profile: Profile, arrays: Arrays) -> InCore:
+def _find_in_core(recorded: Profile, profile: Profile, arrays: ProblemArrays) -> InCore:
     """The iteration in which every map stays; the profile may have more parts."""
     peaks = in_core_peaks(recorded)
     peak = recorded_peak = max(peaks)
@@ -439,7 +439,7 @@ def _choose_items(
     return _Items(maps, transients, _made_twice(profile, planned.union(transients)))
 
 
-def _make_arrays(profile: Profile, items: _Items) -> Arrays:
+def _make_arrays(profile: Profile, items: _Items) -> ProblemArrays:
     maps = items.maps
     planned = {s.id for s in maps}
     fixed_start, fixed_peak, _ = fixed_load(profile, planned)
@@ -461,7 +461,7 @@ def _make_arrays(profile: Profile, items: _Items) -> Arrays:
     last_use = [max(s.backward_uses, default=b0 - 1) for s in maps]
     link, disk = profile.link, profile.disk_link or profile.link
     seconds, host_seconds, move_seconds, issue_seconds = _find_times(profile, maps)
-    return Arrays(
+    return ProblemArrays(
         first_backward=profile.first_backward,
         backward_seconds=float(seconds[b0:].sum()),
         seconds=seconds,

@@ -9,7 +9,7 @@ from numba import types
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.planning.simulation import work
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 from chainer_hybridmem.planning.simulation.work import (
     FREE,
     LATE,
@@ -39,7 +39,7 @@ def _at_hand(
 
 @compiled(inline=True, counted=False, uses=(work,))
 def _make_chain(
-    a: Arrays, action: np.ndarray, target: int, k: int, length: int, w: Work
+    a: ProblemArrays, action: np.ndarray, target: int, k: int, length: int, w: Work
 ) -> int:
     """Appends the operations to replay for one item, sources first.
 
@@ -83,7 +83,9 @@ def _make_chain(
 
 
 @compiled(inline=True, counted=False, uses=(work,))
-def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -> None:
+def _hold_sources(
+    a: ProblemArrays, action: np.ndarray, k: int, length: int, w: Work
+) -> None:
     """Sources must be there at k: bring swapped ones early, keep all longer."""
     load = w.load
     needed, drop = w.needed, w.drop
@@ -110,7 +112,7 @@ def _hold_sources(a: Arrays, action: np.ndarray, k: int, length: int, w: Work) -
 
 @compiled(inline=True, counted=False, uses=(work,))
 def choose_stays(
-    a: Arrays,
+    a: ProblemArrays,
     action: np.ndarray,
     limit: int,
     k: int,
@@ -181,7 +183,7 @@ def choose_stays(
 
 
 @compiled(inline=True, counted=False, uses=(work,))
-def _undo_stays(a: Arrays, k: int, length: int, w: Work) -> None:
+def _undo_stays(a: ProblemArrays, k: int, length: int, w: Work) -> None:
     load = w.load
     chain, uses, stays = w.chain, w.uses, w.stays
     for i in range(length):
@@ -205,7 +207,7 @@ def _write(program: np.ndarray, entries: int, k: int, kind: int, what: int) -> i
 
 @compiled(inline=True, counted=False, uses=(work,))
 def _run_chain(
-    a: Arrays, action: np.ndarray, k: int, length: int, entries: int, w: Work
+    a: ProblemArrays, action: np.ndarray, k: int, length: int, entries: int, w: Work
 ) -> Any:
     """The replays of one chain in order; highest load on the way."""
     chain, uses, stays, made = w.chain, w.uses, w.stays, w.made
@@ -247,14 +249,18 @@ def _run_chain(
 
 @compiled(
     types.int64(
-        Arrays.compiled, types.int64[::1], types.int64, types.boolean, Work.compiled
+        ProblemArrays.compiled,
+        types.int64[::1],
+        types.int64,
+        types.boolean,
+        Work.compiled,
     ),
     apart=True,
     counted=False,
     uses=(work,),
 )
 def lay_out_replays(
-    a: Arrays, action: np.ndarray, limit: int, collective: bool, w: Work
+    a: ProblemArrays, action: np.ndarray, limit: int, collective: bool, w: Work
 ) -> int:
     """Replays before each backward operation that needs them.
 

@@ -47,7 +47,7 @@ class Staggered(NamedTuple):
     offsets: tuple[float, ...]
 
 
-class Span(NamedTuple):
+class LaneSpan(NamedTuple):
     """Something that runs in one process.
 
     Attributes:
@@ -63,7 +63,7 @@ class Span(NamedTuple):
     end: float
 
 
-class _Program(NamedTuple):
+class _IterationSteps(NamedTuple):
     """One iteration as steps.
 
     Shapes: S steps, C copies in each direction, in order of their queues.
@@ -142,7 +142,7 @@ def synchronous_seconds(
 
 def find_spans(
     problem: Problem, plan: Plan, offsets: tuple[float, ...], iterations: int
-) -> tuple[Span, ...]:
+) -> tuple[LaneSpan, ...]:
     """What runs when in each process, as in :func:`staggered_seconds`.
 
     Args:
@@ -158,7 +158,7 @@ def find_spans(
     spans = np.zeros((len(offsets) * iterations * sum(lengths), 4))
     _run_ranks(problem, plan, offsets, iterations, spans)
     return tuple(
-        Span(int(rank), LANES[int(lane)], float(begin), float(end))
+        LaneSpan(int(rank), LANES[int(lane)], float(begin), float(end))
         for rank, lane, begin, end in spans.tolist()
         if end > begin
     )
@@ -185,7 +185,7 @@ def _run_ranks(
     return moments
 
 
-def _program(problem: Problem, plan: Plan) -> _Program:
+def _program(problem: Problem, plan: Plan) -> _IterationSteps:
     """The steps of an iteration, in the order of :func:`.lanes.time_lanes`."""
     work = positions_from_plan(problem, plan)
     a, moving = problem.arrays, find_moving(problem, work)
@@ -213,7 +213,7 @@ def _program(problem: Problem, plan: Plan) -> _Program:
     steps.append((HOST, 0, 0, 0.0, 0.0))
     numbers = np.array([step[:3] for step in steps], np.int64).T.copy()
     seconds = np.array([step[3:] for step in steps], np.float64).T.copy()
-    return _Program(
+    return _IterationSteps(
         numbers[0],
         numbers[1],
         numbers[2],
@@ -244,7 +244,7 @@ def _copies(
 
 @compiled()
 def _run(
-    p: _Program,
+    p: _IterationSteps,
     starts: np.ndarray,
     shares: tuple[float, float, float],
     ends: np.ndarray,

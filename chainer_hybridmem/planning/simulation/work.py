@@ -13,7 +13,7 @@ import numpy as np
 
 from chainer_hybridmem.jit import compiled
 from chainer_hybridmem.jit_table import Bools, Floats, Floats2, Ints, Ints2, Table
-from chainer_hybridmem.planning.simulation.arrays import Arrays
+from chainer_hybridmem.planning.simulation.arrays import ProblemArrays
 
 # LATE is RECOMPUTE without staying when a replay for something else passes it; PASSED
 # is LATE for the first replay that passes it, PASSED + n for the n after it as well,
@@ -128,7 +128,7 @@ def copy_into(target: np.ndarray, source: np.ndarray) -> None:
         target[i] = source[i]
 
 
-def make_work(arrays: Arrays, program: int = 0) -> Work:
+def make_work(arrays: ProblemArrays, program: int = 0) -> Work:
     """Space for evaluations of one problem.
 
     Args:

@@ -81,7 +81,7 @@ class Events:
 LONGEST = 2  # operations a chain of replays is followed at most
 
 
-class Chains:
+class ReplayChains:
     """What the replay of a map leads to, a few operations back.
 
     Args:
@@ -149,7 +149,7 @@ class Columns(NamedTuple):
             first backward operation.
         back (int): One for each break of each map: whether it is back by then.
         back_of (tuple of int): Of these, the first one of each map.
-        made (int): One for each pair of :attr:`.Chains.made`.
+        made (int): One for each pair of :attr:`.ReplayChains.made`.
         held (int): One for each map that only replays read: whether it, or what is
             made of it, is there.
         beyond (int): The wait beyond what is asked for, where decisions are whole.
@@ -175,7 +175,7 @@ class Columns(NamedTuple):
     end: int
 
 
-def lay_out_columns(problem: Problem, chains: Chains, singles: bool) -> Columns:
+def lay_out_columns(problem: Problem, chains: ReplayChains, singles: bool) -> Columns:
     """The columns, one group after the other.
 
     Args:
@@ -325,7 +325,7 @@ class Model:
     Attributes:
         problem (Problem): Likewise.
         scaled (Scaled): Its bytes over the limit.
-        chains (Chains): What replays lead to.
+        chains (ReplayChains): What replays lead to.
         columns (Columns): Where the variables are.
         variables (Variables): Their ranges and costs.
         base_seconds (float): Time of all operations.
@@ -350,7 +350,7 @@ class Model:
         self.fixed = find_fixed(problem)
         self.base_seconds = problem.compute_seconds
         self.elapsed = np.cumsum([0.0, *problem.arrays.seconds])
-        self.chains = Chains(problem, sources)
+        self.chains = ReplayChains(problem, sources)
         self.columns = lay_out_columns(problem, self.chains, singles)
         self.longest = ranks * _longest_wait(problem)
         total = float(self.scaled.size.sum())

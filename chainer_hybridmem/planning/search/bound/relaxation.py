@@ -207,7 +207,7 @@ class Solution:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class LinearProgram:
     """Rows over the columns that are in use.
 
     Attributes:
@@ -271,7 +271,7 @@ class Relaxation:
         self.positions.update(divisions)
         self.segments = Segments(self.model, divisions, self._excess)
 
-    def program(self, extra: list[Row] | None = None) -> Program:
+    def program(self, extra: list[Row] | None = None) -> LinearProgram:
         """The rows there are, those of ``extra`` included, over the columns in use."""
         model, at = self.model, self.model.columns
         rows = [*model.rows, *(extra or [])]
@@ -299,7 +299,7 @@ class Relaxation:
         used = np.zeros(at.end, bool)
         used[matrix.indices] = used[equal.indices] = True
         columns, known = np.nonzero(used)[0], model.variables
-        return Program(
+        return LinearProgram(
             used=columns,
             matrix=matrix[:, columns],
             right=np.array([right for _, _, right in rows]),
@@ -327,7 +327,7 @@ class Relaxation:
         matrix.sum_duplicates()
         return matrix
 
-    def expanded(self, program: Program, x: np.ndarray) -> np.ndarray:
+    def expanded(self, program: LinearProgram, x: np.ndarray) -> np.ndarray:
         """Values of all columns; what is not in use is 0."""
         at = self.model.columns
         whole = np.zeros(at.end)

@@ -313,7 +313,7 @@ def reverse_from(
             more[i, d] = min(more[i, d], rest + whole[i, k, d])
 
 
-class Tables(NamedTuple):
+class ReversalTables(NamedTuple):
     """The dynamic program, filled; see :func:`reverse_from`.
 
     Attributes:
@@ -331,7 +331,7 @@ class Tables(NamedTuple):
     more: np.ndarray
 
 
-def _reverse(levels: Levels) -> Tables | None:
+def _reverse(levels: Levels) -> ReversalTables | None:
     """None if nothing fits."""
     count = len(levels.cost) - 1
     pairs = np.triu_indices(count + 1, 1)
@@ -349,7 +349,7 @@ def _reverse(levels: Levels) -> Tables | None:
     more = np.full((count + 1, units), np.inf)
     for i in range(count, -1, -1):
         reverse_from(levels.cost, least, most, i, whole, more)
-    return Tables(levels.cost, least, most, whole, more)
+    return ReversalTables(levels.cost, least, most, whole, more)
 
 
 def seconds_of_passes(graph: Graph) -> float:
@@ -401,7 +401,7 @@ def find_passes(problem: Problem, limit_bytes: int) -> np.ndarray:
     return action
 
 
-def _follow(tables: Tables) -> list[int]:
+def _follow(tables: ReversalTables) -> list[int]:
     """Actions by level: kept, or made to stay after how many passes."""
     cost, least, most, whole, more = tables
     count, i, d = len(cost) - 1, 0, 0

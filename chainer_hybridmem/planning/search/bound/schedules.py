@@ -68,7 +68,7 @@ def bound_of_schedules(
         float: At most ``best_seconds``.
     """
     began = clock()
-    program = _Program(problem, limit_bytes)
+    program = _ScheduleProgram(problem, limit_bytes)
     seconds = program.solve_further()
     took = clock() - began
     passes = seconds_of_passes(graph_of_schedules(problem.profile, limit_bytes))
@@ -83,7 +83,7 @@ def bound_of_schedules(
             starts = program.choose_starts()
             if len(starts) == len(program.starts):
                 break
-            program = _Program(problem, limit_bytes, starts)
+            program = _ScheduleProgram(problem, limit_bytes, starts)
             seconds = max(seconds, program.solve_further())
         program.add_gradients(best_seconds - program.solved_seconds)
         left = max(share * (deadline - clock()), 0.0)
@@ -126,7 +126,7 @@ def _list_products(profile: Profile) -> _Products:
     return products
 
 
-class _Program:
+class _ScheduleProgram:
     """Columns and rows; a column's least value is 0, its largest 1.
 
     Backward's operations have columns only where running them again may pay: without

@@ -25,7 +25,7 @@ VIOLATED = 1e-7  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class SolverAnswer:
     """What the solver says.
 
     Attributes:
@@ -108,7 +108,7 @@ class WholeRelaxation:
 
     def solve(
         self, best_seconds: float, time_budget: float, nodes: int | None = None
-    ) -> Answer:
+    ) -> SolverAnswer:
         """The best assignment that is not forbidden and may beat the best plan.
 
         Args:
@@ -149,11 +149,11 @@ class WholeRelaxation:
             if 'vector::' not in str(error):
                 raise
             # HiGHS has run into a limit of its own and found out nothing.
-            return Answer(model.base_seconds * (1 - TRUST), None, False)
+            return SolverAnswer(model.base_seconds * (1 - TRUST), None, False)
         # SciPy gives a model that the solver refuses the same status.
         if result.status == 2 and 'nfeasible' in result.message:
             # Nothing is left that could be faster, or waits less.
-            return Answer((model.base_seconds + most) * (1 - TRUST), None, True)
+            return SolverAnswer((model.base_seconds + most) * (1 - TRUST), None, True)
         floor = result.mip_dual_bound
         seconds = model.base_seconds
         if floor is not None and math.isfinite(floor):
@@ -161,7 +161,7 @@ class WholeRelaxation:
         x = None if result.x is None else self.relaxation.expanded(program, result.x)
         if x is not None and x[at.beyond] > VIOLATED:
             x = None
-        return Answer(seconds * (1 - TRUST), x, result.status == 0)
+        return SolverAnswer(seconds * (1 - TRUST), x, result.status == 0)
 
 
 class WholeMaps:
