@@ -18,7 +18,7 @@ import chainer_hybridmem
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.training.devices.host import copies, numpy_memory
 from chainer_hybridmem.training.devices.host.device import HostDevice
-from chainer_hybridmem.training.devices.swap_store.space import Slab, Space
+from chainer_hybridmem.training.devices.swap_store.space import Space, StoreSlab
 from chainer_hybridmem.training.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.training.session.session import Session
 
@@ -222,7 +222,7 @@ def no_host_memory(session: Session) -> Iterator[None]:
     ram = session.device.copies._ram  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ram, '_make_block', refuse)
-        patch.setattr(Slab, 'take', lambda slab, nbytes: None)  # none has room
+        patch.setattr(StoreSlab, 'take', lambda slab, nbytes: None)  # none has room
         yield
 
 

@@ -125,7 +125,7 @@ class _Places:
         self.codes.setdefault(function, function.__code__)
 
 
-class _Look:
+class _ClassLook:
     """What has been found of one class.
 
     Args:
@@ -348,7 +348,7 @@ class _Answers(dict[type, str]):
             foreign = self._former.get(kind)
             if foreign is None:
                 is_followed = is_of_chainer(kind)
-                foreign = _Look(kind, self._places).foreign if is_followed else ''
+                foreign = _ClassLook(kind, self._places).foreign if is_followed else ''
                 self._former[kind] = foreign
             self[kind] = foreign
             return foreign
@@ -372,7 +372,7 @@ is not Chainer's.
 
 def is_own(value: Any) -> bool:
     """Whether something that can be called runs no code of the program."""
-    look = _Look(object, _Places())
+    look = _ClassLook(object, _Places())
     look.visit('', value)
     look.finish()
     return not look.foreign

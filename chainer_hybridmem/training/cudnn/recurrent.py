@@ -210,7 +210,7 @@ def _read_tensor(descriptor: int) -> tuple[int, list[int]]:
     return kind, sizes[:count]
 
 
-class _Run:
+class _RecurrentCall:
     """What all three functions of a recurrent network give to cuDNN."""
 
     def __init__(
@@ -302,7 +302,7 @@ def _forward(
 
     hx, w, xs = contiguous(hx), contiguous(w), contiguous(xs)
     cx = None if cx is None else contiguous(cx)
-    run = _Run(states, direction, mode, hx, xs, lengths)
+    run = _RecurrentCall(states, direction, mode, hx, xs, lengths)
     ys = cupy.ndarray((xs.shape[0], run.width), xs.dtype)
     hy = cupy.ndarray(hx.shape, hx.dtype)
     cy = cupy.ndarray((0,) if cx is None else cx.shape, hx.dtype)
@@ -343,7 +343,7 @@ def rnn_backward_data(
     dhy, dys = contiguous(dhy), contiguous(dys)
     cx = None if cx is None else contiguous(cx)
     dcy = None if cx is None else contiguous(dcy)
-    run = _Run(states, direction_mode, rnn_mode, hx, xs, lengths)
+    run = _RecurrentCall(states, direction_mode, rnn_mode, hx, xs, lengths)
     dxs, dhx = cupy.ndarray(xs.shape, xs.dtype), cupy.ndarray(hx.shape, hx.dtype)
     dcx = cupy.ndarray((0,) if cx is None else cx.shape, hx.dtype)
     workspace_bytes, reserved_bytes = run.find_sizes(c.CUDNN_FWD_MODE_TRAINING)
@@ -373,7 +373,7 @@ def rnn_backward_weights(
     import cupy
 
     xs, hx, ys = contiguous(xs), contiguous(hx), contiguous(ys)
-    run = _Run(states, direction_mode, rnn_mode, hx, xs, lengths)
+    run = _RecurrentCall(states, direction_mode, rnn_mode, hx, xs, lengths)
     dw = cupy.zeros(w.shape, w.dtype)
     workspace_bytes, reserved_bytes = run.find_sizes(c.CUDNN_FWD_MODE_TRAINING)
     workspace = cupy.cuda.alloc(workspace_bytes)

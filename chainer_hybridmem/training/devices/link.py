@@ -139,7 +139,7 @@ def _measure(
     )
 
 
-def _compute_share(piece_seconds: float, runs: list[_Run]) -> float:
+def _compute_share(piece_seconds: float, runs: list[_BenchRun]) -> float:
     """Share of its speed that compute has kept while copies were under way.
 
     What takes s seconds alone and t beside copies, both under way for o seconds, has
@@ -226,7 +226,7 @@ class _Buffer:
         self.copy.close()
 
 
-class _Run(NamedTuple):
+class _BenchRun(NamedTuple):
     """Compute and the copies beside it."""
 
     pieces: int
@@ -276,7 +276,7 @@ class _Bench:
         pieces = math.ceil(seconds / self.piece_seconds)
         self.pieces = min(max(pieces, 1), _MOST_PIECES)
 
-    def run(self, *starts: Callable[[], Transfer]) -> _Run:
+    def run(self, *starts: Callable[[], Transfer]) -> _BenchRun:
         """Starts copies, computes beside them, and waits for everything."""
         device = self.device
         transfers = [start() for start in starts]
@@ -293,7 +293,7 @@ class _Bench:
             device.copies.wait(transfer)
         device.clock.synchronize()
         seconds = max(device.clock.elapsed(began, ended), _RESOLUTION_SECONDS)
-        return _Run(done, seconds, [_copied(t, began, issued) for t in transfers])
+        return _BenchRun(done, seconds, [_copied(t, began, issued) for t in transfers])
 
 
 def _copied(transfer: Transfer, origin: Mark, origin_seconds: float) -> Copied:

@@ -37,8 +37,8 @@ from chainer_hybridmem.training.recording.steps import (
     HookCall,
     ModelMemory,
     Recording,
-    Span,
     Step,
+    TrialSpan,
 )
 
 
@@ -67,7 +67,7 @@ class Recorder:
         self._merges_small = True
         self._hooks: list[HookCall] = []
         self._steps: list[Step] = []
-        self._spans: list[Span] = []
+        self._spans: list[TrialSpan] = []
         self._allocations = Allocations(device)
         self._graph_life = GraphLife(device)
         self._before: set[str] = set()  # attributes that a function starts with
@@ -173,8 +173,8 @@ class Recorder:
     def note_split_trial(
         self, first_event: int, end_event: int, splits: Sequence[Split]
     ) -> None:
-        """A function has been tried in parts; see :class:`.steps.Span`."""
-        self._spans.append(Span(first_event, end_event, splits))
+        """A function has been tried in parts; see :class:`.steps.TrialSpan`."""
+        self._spans.append(TrialSpan(first_event, end_event, splits))
 
     def backward_starts(self, label: str, function: Any, forward: int) -> None:
         """Before a backward function runs."""

@@ -129,7 +129,7 @@ class ModelMemory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class TrialSpan:
     """Raw events of a function that was tried in parts.
 
     Attributes:
@@ -155,7 +155,7 @@ class Recording:
             ``-id`` per free of an allocation.
         allocations (Allocations): What the operations read and make.
         model (ModelMemory): What stays between iterations.
-        spans (list of Span): Functions tried in parts.
+        spans (list of TrialSpan): Functions tried in parts.
         initial_bytes (int): In use when it has begun.
         graph_end (int): Raw events before the last graph died; -1 if one lives on.
         draft (bool): Whether the iteration had no plan.
@@ -168,7 +168,7 @@ class Recording:
     raw_events: np.ndarray
     allocations: Allocations
     model: ModelMemory
-    spans: list[Span]
+    spans: list[TrialSpan]
     initial_bytes: int
     graph_end: int
     draft: bool

@@ -202,7 +202,7 @@ class Way:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class CutRule:
     """How the arrays of a function are cut along one of its dimensions.
 
     Attributes:
@@ -270,8 +270,8 @@ def _normalized_back(function: Any, inputs: tuple[Array, ...]) -> bool:
     return functions.is_general(function) and _by_channel(function, inputs)
 
 
-_BLAS = Rule(inputs=(0, None), exact=False, least=1)
-_RULES: dict[type, Rule] = {
+_BLAS = CutRule(inputs=(0, None), exact=False, least=1)
+_RULES: dict[type, CutRule] = {
     convolution_2d.Convolution2DFunction: _BLAS,
     convolution_2d.Convolution2DGradW: dataclasses.replace(
         _BLAS, inputs=(0,), outputs=(None,)
@@ -287,7 +287,7 @@ _RULES: dict[type, Rule] = {
     linear.LinearGradWeight: dataclasses.replace(
         _BLAS, inputs=(0,), outputs=(None,), least=2
     ),
-    bn.BatchNormalization: Rule(
+    bn.BatchNormalization: CutRule(
         cut='channels',
         inputs=(1, 0),
         outputs=(1,),
@@ -295,26 +295,26 @@ _RULES: dict[type, Rule] = {
         makes=('mean', 'var', 'inv_std'),
         fits=_normalized,
     ),
-    bn.BatchNormalizationGrad: Rule(
+    bn.BatchNormalizationGrad: CutRule(
         cut='channels',
         inputs=(1, 0, 1),
         outputs=(1, 0, 0),
         reads=('mean', 'inv_std'),
         fits=_normalized_back,
     ),
-    bn.FixedBatchNormalization: Rule(inputs=(0, None), fits=_by_channel),
-    max_pooling_nd.MaxPoolingND: Rule(makes=('indexes',), least=1, fits=_pooled),
-    max_pooling_nd.MaxPoolingNDGrad: Rule(least=1, fits=_without_cudnn),
-    average_pooling_2d.AveragePooling2D: Rule(least=1, fits=_pooled),
-    average_pooling_2d.AveragePooling2DGrad: Rule(least=1, fits=_without_cudnn),
+    bn.FixedBatchNormalization: CutRule(inputs=(0, None), fits=_by_channel),
+    max_pooling_nd.MaxPoolingND: CutRule(makes=('indexes',), least=1, fits=_pooled),
+    max_pooling_nd.MaxPoolingNDGrad: CutRule(least=1, fits=_without_cudnn),
+    average_pooling_2d.AveragePooling2D: CutRule(least=1, fits=_pooled),
+    average_pooling_2d.AveragePooling2DGrad: CutRule(least=1, fits=_without_cudnn),
     # On a GPU parts draw other numbers, and what has been drawn cannot be drawn again.
-    dropout.Dropout: Rule(makes=('mask',), on_gpu=False),
-    relu.ReLUGrad2: Rule(reads=('b',)),
-    leaky_relu.LeakyReLU: Rule(),
-    functions.LeakyReLUGrad: Rule(reads=('cond',)),
-    sigmoid.Sigmoid: Rule(),
-    sigmoid.SigmoidGrad: Rule(reads=('x',), fits=_same_shapes),
-    tanh.TanhGrad: Rule(reads=('x',), fits=_same_shapes),
+    dropout.Dropout: CutRule(makes=('mask',), on_gpu=False),
+    relu.ReLUGrad2: CutRule(reads=('b',)),
+    leaky_relu.LeakyReLU: CutRule(),
+    functions.LeakyReLUGrad: CutRule(reads=('cond',)),
+    sigmoid.Sigmoid: CutRule(),
+    sigmoid.SigmoidGrad: CutRule(reads=('x',), fits=_same_shapes),
+    tanh.TanhGrad: CutRule(reads=('x',), fits=_same_shapes),
 }
 KINDS = frozenset(_RULES)  # classes that have a rule
 GPU_KINDS = frozenset(kind for kind in KINDS if _RULES[kind].on_gpu)
@@ -408,7 +408,9 @@ def run(
     )
 
 
-def _take_part(inputs: tuple[Array, ...], rule: Rule, part: slice) -> tuple[Array, ...]:
+def _take_part(
+    inputs: tuple[Array, ...], rule: CutRule, part: slice
+) -> tuple[Array, ...]:
     """The inputs of one part."""
     cut = []
     for index, x in enumerate(inputs):
@@ -418,7 +420,7 @@ def _take_part(inputs: tuple[Array, ...], rule: Rule, part: slice) -> tuple[Arra
 
 
 def _put_part(
-    results: tuple[Array, ...], outputs: list[Any], rule: Rule, part: slice
+    results: tuple[Array, ...], outputs: list[Any], rule: CutRule, part: slice
 ) -> None:
     """Puts the results of a part into the whole outputs, or adds them up there."""
     for output, result, axis in zip(outputs, results, rule.outputs, strict=True):
@@ -439,7 +441,7 @@ def _sum_of(part: Array) -> Array:
     return xp.zeros(part.shape, xp.promote_types(part.dtype, xp.float32))
 
 
-def _clone(function: Any, rule: Rule, part: slice) -> Any:
+def _clone(function: Any, rule: CutRule, part: slice) -> Any:
     """A copy of the function that knows of one part only."""
     clone = copy.copy(function)
     for name in (*rule.reads, *rule.makes):
@@ -453,7 +455,7 @@ def _clone(function: Any, rule: Rule, part: slice) -> Any:
     return clone
 
 
-def _take_over(function: Any, clone: Any, rule: Rule, length: int) -> None:
+def _take_over(function: Any, clone: Any, rule: CutRule, length: int) -> None:
     """What forward has noted down that is no array of one part."""
     own = {*rule.reads, *rule.makes, 'func', functions.IN_SHAPE}
     vars(function).update(

@@ -188,7 +188,7 @@ class Splitter:
         self.changed = False
         self.trials = None
 
-    def try_parts(self, recording: Recording) -> None:
+    def try_parts(self, recording: TrialRecording) -> None:
         """Measures how much memory functions of this iteration need in parts.
 
         Args:
@@ -566,7 +566,7 @@ def _alone(gradients: list[Any], index: int) -> bool:
 LEAST_SAVING = 0.02  # of the load, for which even more parts are tried
 
 
-class Recording(Protocol):
+class TrialRecording(Protocol):
     """Takes the results; the time and memory of trials must not count there."""
 
     def enter(self) -> None:
@@ -599,7 +599,7 @@ class Trials:
         recording: Of the iteration.
     """
 
-    def __init__(self, device: Device, recording: Recording) -> None:
+    def __init__(self, device: Device, recording: TrialRecording) -> None:
         self._device = device
         self._recording = recording
         self._loads: list[tuple[Way, int, int, tuple[int, ...]]] = []

@@ -40,13 +40,13 @@ class _Elements:
     missing: set[int]
 
 
-class _Away(dict[str, _Elements | None]):
+class _AwayAttributes(dict[str, _Elements | None]):
     """The attributes of a function that are away; None for a single array."""
 
     bring_back: BringBack | None = None
 
 
-_away: ByOwner[_Away] = ByOwner()
+_away: ByOwner[_AwayAttributes] = ByOwner()
 
 
 def _away_of(owner: Any) -> dict[str, _Elements | None]:
@@ -134,7 +134,7 @@ def take_attribute(owner: Any, key: str, bring_back: BringBack | None) -> None:
     name, _, index = key.partition('.')
     away = _away.get(owner)
     if away is None:
-        away = _away[owner] = _Away()
+        away = _away[owner] = _AwayAttributes()
     away.bring_back = bring_back
     if index:
         elements = _put_element(owner, name, int(index), None)

@@ -349,7 +349,7 @@ class Allocation:
         self.block = block
         self.ptr: int = block.ptr
         self.stream = stream
-        self._looks: weakref.WeakSet[_Look] | None = None
+        self._looks: weakref.WeakSet[_LastLook] | None = None
 
     def call_last(self, look: Callable[[int], None]) -> object:
         """Has a function called with the address before the block is given back.
@@ -357,7 +357,7 @@ class Allocation:
         Returns:
             What keeps it so.
         """
-        kept = _Look(look)
+        kept = _LastLook(look)
         if self._looks is None:
             self._looks = weakref.WeakSet()
         self._looks.add(kept)
@@ -401,7 +401,7 @@ def _object_at(address: int) -> Any:
     return ctypes.cast(address, ctypes.py_object).value
 
 
-class _Look:
+class _LastLook:
     """A function that is called before a block is given back."""
 
     __slots__ = ('__weakref__', 'look')

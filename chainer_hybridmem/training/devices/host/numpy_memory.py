@@ -87,14 +87,14 @@ class _Handler(ctypes.Structure):
     )
 
 
-class Owner(Protocol):
+class MemoryOwner(Protocol):
     """Reads and writes the words of a memory."""
 
     def keep_figures(self) -> None:
         """Another owner gets the memory: keeps the last figures elsewhere."""
 
 
-class Memory:
+class NumpyMemory:
     """What arrays may still need of a counter; see Note: [immortal handler].
 
     Attributes:
@@ -117,7 +117,7 @@ class Memory:
         self._handler = _make_handler(_native_functions(self.address))
         self.capsule = _make_capsule(self._handler)
         _keep_heap()
-        self._owner: weakref.ref[Owner] | None = None
+        self._owner: weakref.ref[MemoryOwner] | None = None
         self._unused = sys.getrefcount(self.capsule)
 
     @property
@@ -138,7 +138,7 @@ class Memory:
             ctypes.sizeof(Functions),
         )
 
-    def hand_to(self, owner: Owner) -> None:
+    def hand_to(self, owner: MemoryOwner) -> None:
         """Makes an owner the one that reads and writes the words."""
         self._owner = weakref.ref(owner)
 
@@ -161,16 +161,16 @@ class Memory:
         release_holes(self.address, 0)
 
 
-_memories: list[Memory] = []
+_memories: list[NumpyMemory] = []
 
 
-def take_memory() -> Memory:
+def take_memory() -> NumpyMemory:
     """Memory that no array needs any more, or new memory."""
     for memory in _memories:
         if memory.idle:
             memory.renew()
             return memory
-    memory = Memory(len(_memories))
+    memory = NumpyMemory(len(_memories))
     _memories.append(memory)
     return memory
 

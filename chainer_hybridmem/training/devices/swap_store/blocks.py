@@ -15,7 +15,7 @@ _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-class Block(abc.ABC):
+class StoreBlock(abc.ABC):
     """Contiguous host memory or part of a file.
 
     Attributes:
@@ -49,7 +49,7 @@ class Block(abc.ABC):
         """Gives the block back."""
 
 
-class MemoryBlock(Block):
+class MemoryBlock(StoreBlock):
     """A block that has an address."""
 
     def write(self, offset: int, address: int, nbytes: int) -> None:

@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 from chainer_hybridmem.errors import SwapStoreError
 from chainer_hybridmem.planning.records.plan import Tier
-from chainer_hybridmem.training.devices.swap_store.blocks import Block
+from chainer_hybridmem.training.devices.swap_store.blocks import StoreBlock
 from chainer_hybridmem.training.devices.values import Completion, HostCopy
 
 
-class Slab:
+class StoreSlab:
     """A block and what is free in it.
 
     Attributes:
-        block (Block): The memory or the part of a file.
+        block (StoreBlock): The memory or the part of a file.
         retired (bool): Whether it is closed as soon as it is empty.
         free (FreeList): What of it is free.
         spaces (int): Number of spaces in it.
     """
 
-    def __init__(self, block: Block, retired: bool) -> None:
+    def __init__(self, block: StoreBlock, retired: bool) -> None:
         self.block = block
         self.retired = retired
         self.free = FreeList(block.nbytes)
@@ -39,7 +39,7 @@ class Slab:
         self.spaces -= 1
 
 
-Give = Callable[[Slab, int, int, Completion | None], None]
+Give = Callable[[StoreSlab, int, int, Completion | None], None]
 
 
 class Space(HostCopy):
@@ -59,9 +59,9 @@ class Space(HostCopy):
     __slots__ = ('_give', '_slab', 'last', 'nbytes', 'offset', 'tier')
 
     def __init__(
-        self, slab: Slab, offset: int, nbytes: int, tier: Tier, give: Give
+        self, slab: StoreSlab, offset: int, nbytes: int, tier: Tier, give: Give
     ) -> None:
-        self._slab: Slab | None = slab
+        self._slab: StoreSlab | None = slab
         self._give = give
         self.offset = offset
         self.nbytes = nbytes
@@ -69,7 +69,7 @@ class Space(HostCopy):
         self.last: Completion | None = None
 
     @property
-    def block(self) -> Block:
+    def block(self) -> StoreBlock:
         """The block this space is a part of."""
         if self._slab is None:
             raise SwapStoreError(

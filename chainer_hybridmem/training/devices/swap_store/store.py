@@ -26,8 +26,8 @@ from collections.abc import Callable
 
 from chainer_hybridmem.errors import HostFullError, SwapStoreError
 from chainer_hybridmem.planning.records.plan import Tier
-from chainer_hybridmem.training.devices.swap_store.blocks import Block, RamBlock
-from chainer_hybridmem.training.devices.swap_store.space import Slab, Space
+from chainer_hybridmem.training.devices.swap_store.blocks import RamBlock, StoreBlock
+from chainer_hybridmem.training.devices.swap_store.space import Space, StoreSlab
 from chainer_hybridmem.training.devices.swap_store.swap_file import SwapFile
 from chainer_hybridmem.training.devices.values import Completion
 from chainer_hybridmem.units import format_bytes
@@ -50,7 +50,7 @@ class Store:
 
     def __init__(
         self,
-        make_block: Callable[[int], Block],
+        make_block: Callable[[int], StoreBlock],
         tier: Tier,
         limit_bytes: int | None = None,
         least_bytes: int = 0,
@@ -61,9 +61,9 @@ class Store:
         self._pinned = pinned
         self.limit_bytes = limit_bytes
         self._make_block = make_block
-        self._slab: Slab | None = None
-        self._slabs: dict[Slab, None] = {}  # in the order in which they were made
-        self._closing: list[tuple[Slab, int, int, Completion]] = []
+        self._slab: StoreSlab | None = None
+        self._slabs: dict[StoreSlab, None] = {}  # in the order in which they were made
+        self._closing: list[tuple[StoreSlab, int, int, Completion]] = []
         self._lock = threading.RLock()
 
     @property
@@ -135,7 +135,7 @@ class Store:
                 assert offset is not None
             return Space(slab, offset, nbytes, self.tier, self._give)
 
-    def _grow(self, nbytes: int) -> Slab:
+    def _grow(self, nbytes: int) -> StoreSlab:
         if not self._least_bytes:
             return self._new_slab(nbytes, retired=True)
         wanted = max(nbytes, self._least_bytes)
@@ -168,7 +168,7 @@ class Store:
             self._slab = None
 
     def _give(
-        self, slab: Slab, offset: int, nbytes: int, last: Completion | None
+        self, slab: StoreSlab, offset: int, nbytes: int, last: Completion | None
     ) -> None:
         with self._lock:
             if last is not None and not last.done():
@@ -184,15 +184,15 @@ class Store:
             for slab, offset, nbytes, last in closing:
                 self._give(slab, offset, nbytes, last)
 
-    def _close_if_done(self, slab: Slab) -> None:
+    def _close_if_done(self, slab: StoreSlab) -> None:
         if slab.retired and not slab.spaces:
             self._close_block(slab)
 
-    def _close_block(self, slab: Slab) -> None:
+    def _close_block(self, slab: StoreSlab) -> None:
         self._slabs.pop(slab, None)
         slab.block.close()
 
-    def _new_slab(self, nbytes: int, retired: bool) -> Slab:
+    def _new_slab(self, nbytes: int, retired: bool) -> StoreSlab:
         if nbytes > self.room_bytes:
             raise HostFullError(
                 f'host_limit is used up: {nbytes} bytes ({format_bytes(nbytes)}) of a '
@@ -211,7 +211,7 @@ class Store:
                 f'{error}. Free memory, raise the memory limit so that less is '
                 'swapped, or give swap_dir a folder on a disk.'
             ) from error
-        slab = Slab(block, retired)
+        slab = StoreSlab(block, retired)
         self._slabs[slab] = None
         return slab
 

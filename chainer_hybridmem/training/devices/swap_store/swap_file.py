@@ -9,12 +9,12 @@ import tempfile
 import weakref
 
 from chainer_hybridmem.errors import SwapStoreError
-from chainer_hybridmem.training.devices.swap_store.blocks import Block
+from chainer_hybridmem.training.devices.swap_store.blocks import StoreBlock
 from chainer_hybridmem.training.devices.swap_store.space import FreeList
 from chainer_hybridmem.units import format_bytes
 
 
-class FileBlock(Block):
+class FileBlock(StoreBlock):
     """A part of the file of a :class:`SwapFile`."""
 
     def __init__(self, file: SwapFile, offset: int, nbytes: int) -> None:

@@ -212,7 +212,7 @@ def _with_first_held(profile: Profile) -> Profile:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
+class _OperationLoad:
     """One operation, and the load of what cannot leave, maps of others left out."""
 
     operation: Operation
@@ -221,14 +221,14 @@ class _Run:
     needed_bytes: int  # of maps that it reads, or that the program holds
 
 
-def _need(run: _Run) -> int:
+def _need(run: _OperationLoad) -> int:
     """Memory that an operation does with, where all else has left."""
     if run.operation.phase in AFTER_BACKWARD:
         return run.peak_bytes
     return run.peak_bytes + run.needed_bytes
 
 
-def _walk(profile: Profile) -> Iterator[_Run]:
+def _walk(profile: Profile) -> Iterator[_OperationLoad]:
     maps = {s.id for s in profile.storages if _is_map(s)}
     needed = _needed(profile, maps)
     load = profile.initial_bytes
@@ -246,7 +246,7 @@ def _walk(profile: Profile) -> Iterator[_Run]:
                 read += change
             peak = max(peak, load + born + read)
         nbytes = sum(profile.storages[s].nbytes for s in needed[op.index])
-        yield _Run(op, start, peak, nbytes)
+        yield _OperationLoad(op, start, peak, nbytes)
 
 
 def _is_map(storage: Storage) -> bool:

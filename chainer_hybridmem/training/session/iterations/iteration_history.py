@@ -26,7 +26,7 @@ GUIDED = Stage.GUIDED.value
 Figures = dict[str, Any]
 
 
-class _Kind:
+class _KindHistory:
     """Iterations of one kind."""
 
     def __init__(self, state: str, operations: int | None) -> None:
@@ -62,9 +62,9 @@ class IterationKinds:
     """
 
     def __init__(self) -> None:
-        self._all: list[_Kind] = []
-        self._by_state: dict[str, _Kind] = {}
-        self._by_guide: weakref.WeakKeyDictionary[Guide, _Kind] = (
+        self._all: list[_KindHistory] = []
+        self._by_state: dict[str, _KindHistory] = {}
+        self._by_guide: weakref.WeakKeyDictionary[Guide, _KindHistory] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -78,7 +78,7 @@ class IterationKinds:
         """
         self._find(state, guide).count(entry, guide)
 
-    def _find(self, state: str, guide: Guide | None) -> _Kind:
+    def _find(self, state: str, guide: Guide | None) -> _KindHistory:
         if guide is not None and state == GUIDED:
             kind = self._by_guide.get(guide)
             if kind is None and len(self._all) < MOST:
@@ -90,8 +90,8 @@ class IterationKinds:
             kind = self._by_state[state] = self._make(state, None)
         return kind
 
-    def _make(self, state: str, operations: int | None) -> _Kind:
-        kind = _Kind(state, operations)
+    def _make(self, state: str, operations: int | None) -> _KindHistory:
+        kind = _KindHistory(state, operations)
         self._all.append(kind)
         return kind
 

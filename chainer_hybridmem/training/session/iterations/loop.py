@@ -57,7 +57,9 @@ from chainer_hybridmem.training.session.iterations.learning import (
     refuse_differences,
 )
 from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
-from chainer_hybridmem.training.session.iterations.out_of_memory import Progress
+from chainer_hybridmem.training.session.iterations.out_of_memory import (
+    IterationProgress,
+)
 from chainer_hybridmem.training.session.iterations.overrun import Overrun
 from chainer_hybridmem.training.session.planning.planning import HostShare
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
@@ -718,10 +720,10 @@ class Loop(chainer.FunctionHook):
         """How the iteration runs or has run; see :attr:`.Session.state`."""
         return self._learning.name_state(self.iteration)
 
-    def describe_progress(self, number: int) -> Progress:
+    def describe_progress(self, number: int) -> IterationProgress:
         """How far the iteration has come, which has this number."""
         iteration = self.iteration
-        return Progress(
+        return IterationProgress(
             number,
             iteration.started,
             iteration.position,

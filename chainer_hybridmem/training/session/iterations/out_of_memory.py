@@ -29,7 +29,7 @@ _UPDATE = chainer.UpdateRule.update.__code__
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class IterationProgress:
     """How far an iteration has come, as the hooks know it.
 
     Attributes:
@@ -62,7 +62,7 @@ class Moment:
     in_operation: bool
 
 
-def moment_of(codes: Collection[types.CodeType], progress: Progress) -> Moment:
+def moment_of(codes: Collection[types.CodeType], progress: IterationProgress) -> Moment:
     """When something happened.
 
     Args:
@@ -84,7 +84,7 @@ def moment_of(codes: Collection[types.CodeType], progress: Progress) -> Moment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Refusal:
+class FailedAllocation:
     """What did not fit.
 
     Attributes:
@@ -127,7 +127,7 @@ class OutOfMemoryExplainer:
         self,
         error: MemoryError,
         iteration: Iteration,
-        progress: Progress,
+        progress: IterationProgress,
         needs: object = None,
     ) -> BaseException | None:
         """The error to raise instead of one that a program could not allocate for.
@@ -164,7 +164,7 @@ class OutOfMemoryExplainer:
 
     def describe(
         self, requested: int, used: int, iteration: Iteration, moment: Moment
-    ) -> Refusal:
+    ) -> FailedAllocation:
         """What did not fit, and what is there instead.
 
         Args:
@@ -182,7 +182,7 @@ class OutOfMemoryExplainer:
             pieces = ' What is free lies in pieces.'
         elif moment.in_operation and not options.cross_iteration:
             crossing = crossing_hint(self._model, device, missing)
-        return Refusal(
+        return FailedAllocation(
             f'{format_bytes(requested)} asked for {moment.text} do not fit: '
             f'{" of ".join(format_apart(used, limit_bytes))} are in use, and nothing '
             f'more can be swapped{why}.{pieces}{self._describe_resident()}',
@@ -199,7 +199,7 @@ class OutOfMemoryExplainer:
         moment: Moment,
         needs: object,
     ) -> OutOfMemoryError:
-        refusal = self.describe(requested, used, iteration, moment)
+        failed = self.describe(requested, used, iteration, moment)
         guide = iteration.following.guide
         forecast = None if guide is None else guide.forecast
         least, limit_bytes = used + requested, self._options.limit_bytes
@@ -213,9 +213,9 @@ class OutOfMemoryExplainer:
         else:
             recording = self.hint_at_recording(iteration)
         return OutOfMemoryError(
-            f'{refusal.text} This allocation needs a limit of at least {least} '
+            f'{failed.text} This allocation needs a limit of at least {least} '
             f'bytes{later}. Raise memory_limit or lower the batch '
-            f'size{refusal.hints}{recording}.',
+            f'size{failed.hints}{recording}.',
             requested,
             limit_bytes,
             used,

@@ -40,9 +40,9 @@ from chainer_hybridmem.training.session.guides.guide import Guide
 from chainer_hybridmem.training.session.iterations.iteration import Iteration
 from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.training.session.iterations.out_of_memory import (
+    FailedAllocation,
+    IterationProgress,
     OutOfMemoryExplainer,
-    Progress,
-    Refusal,
     moment_of,
 )
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
@@ -137,7 +137,7 @@ class Overrun:
         self._arrays = arrays
         self._observation = observation
         self._explainer = explainer
-        self._refusal: Refusal | None = None  # the first one
+        self._failed: FailedAllocation | None = None  # the first one
         self._beyond_bytes = 0
         self._counted_bytes = 0  # most that was wanted at once, whatever had left
         self._model_bytes = 0  # when it was refused
@@ -160,13 +160,13 @@ class Overrun:
     @property
     def is_under_way(self) -> bool:
         """Whether an iteration has gone beyond the limit, and that is still to say."""
-        return self._refusal is not None and not self._concluded
+        return self._failed is not None and not self._concluded
 
     def exceed(
         self,
         short_bytes: int,
         iteration: Iteration,
-        describe: Callable[[], Progress],
+        describe: Callable[[], IterationProgress],
     ) -> None:
         """Lets what does not fit exceed the limit, if it may.
 
@@ -185,12 +185,12 @@ class Overrun:
         wanted_bytes = memory.used_bytes + memory.wanted_bytes
         self._counted_bytes = max(self._counted_bytes, wanted_bytes)
         self._beyond_bytes += short_bytes
-        if self._refusal is None:
+        if self._failed is None:
             self._model_bytes = outside_limit(lambda: self._arrays.kept_bytes)
             self._updates = self._arrays.find_updates()
             under_way = traceback.walk_stack(sys._getframe(1))
             moment = moment_of({frame.f_code for frame, _ in under_way}, describe())
-            self._refusal = outside_limit(
+            self._failed = outside_limit(
                 self._explainer.describe,
                 memory.wanted_bytes,
                 self._memory.used_bytes,
@@ -246,8 +246,8 @@ class Overrun:
 
         None if nothing did, or if another limit takes its place.
         """
-        refusal = self._refusal
-        if refusal is None or self._concluded:
+        failed = self._failed
+        if failed is None or self._concluded:
             return None
         self.needs = outside_limit(self._find_needs)  # updates have needed more
         if self.raise_limit is not None and self.raise_limit(self.needs):
@@ -257,15 +257,15 @@ class Overrun:
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         self._concluded = True
         self.told = (
-            f'{refusal.text} Training went on beyond the limit to find out what does: '
+            f'{failed.text} Training went on beyond the limit to find out what does: '
             f'{self.needs}. Raise memory_limit or lower the batch '
-            f'size{refusal.hints}{hint}.'
+            f'size{failed.hints}{hint}.'
         )
         return OutOfMemoryError(
             self.told,
-            refusal.requested_bytes,
+            failed.requested_bytes,
             self._options.limit_bytes,
-            refusal.used_bytes,
+            failed.used_bytes,
         )
 
     def _find_needs(self) -> Needs:
