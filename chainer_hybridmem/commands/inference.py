@@ -19,7 +19,7 @@ from chainer_hybridmem.units import format_bytes
 
 if TYPE_CHECKING:
     from chainer_hybridmem.forecasting.estimation import SamplePair
-    from chainer_hybridmem.lab.pools.replay import Replay
+    from chainer_hybridmem.lab.pools.replay import PoolReplay
     from chainer_hybridmem.planning.layouts import Trace
     from chainer_hybridmem.planning.records.profile import Profile
 
@@ -180,8 +180,8 @@ def _text(
     title: str,
     figures: dict[str, Any],
     trace: Trace,
-    replays: Sequence[Replay],
-    best: Replay,
+    replays: Sequence[PoolReplay],
+    best: PoolReplay,
 ) -> str:
     values = [
         ('sum of blobs', format_bytes(figures['blob_bytes'])),

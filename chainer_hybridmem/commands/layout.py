@@ -22,7 +22,7 @@ from chainer_hybridmem.terminal import printable
 from chainer_hybridmem.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from chainer_hybridmem.lab.pools.replay import Replay
+    from chainer_hybridmem.lab.pools.replay import PoolReplay
     from chainer_hybridmem.planning.layouts import Layout, Trace
     from chainer_hybridmem.planning.records.profile import Profile
 
@@ -179,7 +179,7 @@ def device_alignment(profile: Profile) -> int:
 
 def replay_pools(
     trace: Trace, alignment: int, names: Sequence[str], iterations: int
-) -> list[Replay]:
+) -> list[PoolReplay]:
     """Replays an iteration through pools, and shows how far that is.
 
     Args:
@@ -202,7 +202,9 @@ def replay_pools(
     return replays
 
 
-def smallest_layout(trace: Trace, replays: Sequence[Replay], alignment: int) -> Layout:
+def smallest_layout(
+    trace: Trace, replays: Sequence[PoolReplay], alignment: int
+) -> Layout:
     """The smallest of the offline layouts; made if none was to be compared."""
     from chainer_hybridmem.planning.layouts import exact
 
@@ -215,8 +217,8 @@ def smallest_layout(trace: Trace, replays: Sequence[Replay], alignment: int) -> 
 def comparison(
     name: str,
     trace: Trace,
-    replays: Sequence[Replay],
-    best: Replay,
+    replays: Sequence[PoolReplay],
+    best: PoolReplay,
     rows: Sequence[dict[str, Any]],
     columns: Sequence[Column] = (),
 ) -> str:
@@ -251,7 +253,7 @@ def comparison(
     return '\n'.join(lines)
 
 
-def _advice(best: Replay, replays: Sequence[Replay]) -> str:
+def _advice(best: PoolReplay, replays: Sequence[PoolReplay]) -> str:
     from chainer_hybridmem.lab.pools.replay import recommend
 
     calls = best.warm_device_calls
@@ -265,12 +267,12 @@ def _advice(best: Replay, replays: Sequence[Replay]) -> str:
     return f'{advice}.'
 
 
-def figures_of(replays: Sequence[Replay], best: Replay) -> list[dict[str, Any]]:
+def figures_of(replays: Sequence[PoolReplay], best: PoolReplay) -> list[dict[str, Any]]:
     """One row of plain values per pool; ``best`` is the recommended one."""
     return [_figures(replay, replay is best) for replay in replays]
 
 
-def _figures(replay: Replay, recommended: bool) -> dict[str, Any]:
+def _figures(replay: PoolReplay, recommended: bool) -> dict[str, Any]:
     total = replay.pool_bytes + replay.device_bytes
     fragmentation = replay.series.fragmentation
     return {

@@ -48,8 +48,8 @@ def test_plans_keep_checkmates_constraints_with_the_same_objective(seed):
                 plan = make_plan(problem, limit, planner)
             except InfeasibleError:
                 continue
-            verdict = judge_plan(profile, plan, limit)
-            assert verdict.units == round(plan.predicted_seconds * 1e5)
+            cost = judge_plan(profile, plan, limit)
+            assert cost.units == round(plan.predicted_seconds * 1e5)
             judged += 1
     assert judged
 

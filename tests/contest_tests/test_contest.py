@@ -262,8 +262,8 @@ def test_in_monets_form_less_is_asked_for_until_it_fits(tmp_path, monkeypatch):
     seconds = cells._judge(cell, answer, lambda i: problem)
     assert 155e-5 <= seconds < 400e-5
     peaks, asked, maker = iter([10**9, 10**9, 0]), [], cells.make_plan
-    verdict = lambda *_: monet_rules.Verdict(0, next(peaks))  # noqa: E731
-    monkeypatch.setattr(monet_rules, 'judge', verdict)
+    cost = lambda *_: monet_rules.ScheduleCost(0, next(peaks))  # noqa: E731
+    monkeypatch.setattr(monet_rules, 'judge', cost)
 
     def make(problem, limit_bytes):
         asked.append(limit_bytes)
@@ -373,7 +373,7 @@ def test_the_catalogue_is_whole():
 
 
 def test_files_count_only_with_their_checksum(tmp_path, capsys, monkeypatch):
-    source = instances.Source(
+    source = instances.InstanceSource(
         'x', 'https://x', 'abc', None, {'a/b.csv': hashlib.sha256(b'yes').hexdigest()}
     )
     entry = {'name': 'x/b', 'task': 'layout', 'source': 'x', 'file': 'a/b.csv'}

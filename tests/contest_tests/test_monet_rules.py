@@ -59,13 +59,13 @@ def test_plans_keep_monets_constraints_and_win_by_writing_in_place(share):
     limit = int(share * problem.in_core_peak_bytes)
     plan = make_plan(problem, limit, 'hybrid')
     schedule = as_schedule(graph, profile, plan)
-    verdict = judge(graph, schedule, 10**6)
+    cost = judge(graph, schedule, 10**6)
     planned = round(plan.predicted_seconds * 1e5)
     in_place = sum(map(sum, schedule.in_place))
-    assert verdict.units == planned - 2 * in_place
+    assert cost.units == planned - 2 * in_place
     # MONeT counts what a stage reads twice where the stage makes more of it.
-    assert verdict.peak_kib <= limit // KIB + graph.kib[0]
-    assert judge_plan(graph, profile, plan, verdict.peak_kib * KIB) == verdict
+    assert cost.peak_kib <= limit // KIB + graph.kib[0]
+    assert judge_plan(graph, profile, plan, cost.peak_kib * KIB) == cost
     assert bool(in_place) is (share < 1)  # what is kept cannot be written over
 
 

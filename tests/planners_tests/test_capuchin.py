@@ -16,8 +16,8 @@ from support import toys
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.lab.planners.capuchin import (
-    Chains,
-    Copies,
+    RecomputeCosts,
+    SwapWaits,
     Usage,
     choices,
     free_seconds,
@@ -38,9 +38,9 @@ def example(limit: int, **options: float) -> tuple[Problem, Usage]:
     return problem, in_core_usage(problem, limit)
 
 
-def chains_of(profile: Profile) -> Chains:
+def costs_of(profile: Profile) -> RecomputeCosts:
     problem = make_problem(profile)
-    return Chains(problem.arrays, problem.recomputable)
+    return RecomputeCosts(problem.arrays, problem.recomputable)
 
 
 def test_peak_usage_and_what_is_missing() -> None:
@@ -92,8 +92,8 @@ def test_only_who_lives_during_the_peak_is_a_candidate() -> None:
 def test_a_copy_that_could_begin_in_the_peak_only_is_exposed() -> None:
     """Map 2 is needed at 8, inside the peak; map 0 at 10, an operation after it."""
     problem, usage = example(60 * MIB)
-    copies = Copies(problem, usage)
-    assert [copies.exposed(m) for m in range(3)] == [0, 1, 1]
+    waits = SwapWaits(problem, usage)
+    assert [waits.exposed(m) for m in range(3)] == [0, 1, 1]
 
 
 def test_copies_share_the_link() -> None:
@@ -104,21 +104,21 @@ def test_copies_share_the_link() -> None:
     """
     problem, usage = example(75 * MIB, bandwidth=2.5 * MIB)
     usage = usage._replace(after_peak=np.full(13, 7))
-    copies = Copies(problem, usage)
-    assert copies.exposed(1) == copies.exposed(0) == 0
-    copies.swap(1)
-    assert copies.exposed(0) == 4
+    waits = SwapWaits(problem, usage)
+    assert waits.exposed(1) == waits.exposed(0) == 0
+    waits.swap(1)
+    assert waits.exposed(0) == 4
 
 
 def test_recompute_times_grow_as_sources_go() -> None:
     """A chain of 1, 2, 4 and 8 s: what is gone is made again for those behind it."""
-    chains = chains_of(toys.chain(4, seconds=[1.0, 2.0, 4.0, 8.0]))
-    assert [chains.seconds(m) for m in range(4)] == [1, 2, 4, 8]
-    chains.recompute(1)
-    assert [chains.seconds(m) for m in (0, 2, 3)] == [1 + 1, 4 + 2, 8]
-    chains.recompute(2)
+    costs = costs_of(toys.chain(4, seconds=[1.0, 2.0, 4.0, 8.0]))
+    assert [costs.seconds(m) for m in range(4)] == [1, 2, 4, 8]
+    costs.recompute(1)
+    assert [costs.seconds(m) for m in (0, 2, 3)] == [1 + 1, 4 + 2, 8]
+    costs.recompute(2)
     # Map 0 is made again with 1 and with 2; map 3 needs 2 and so 1.
-    assert [chains.seconds(m) for m in (0, 3)] == [1 + 1 + 1, 8 + 4 + 2]
+    assert [costs.seconds(m) for m in (0, 3)] == [1 + 1 + 1, 8 + 4 + 2]
 
 
 def test_chains_pass_through_what_forward_drops() -> None:
@@ -127,14 +127,14 @@ def test_chains_pass_through_what_forward_drops() -> None:
         seconds=[1.0, 2.0, 4.0, 8.0],
         transient=[False, True, False, False],
     )
-    chains = chains_of(profile)  # of maps 0, 2 and 3
-    assert [chains.seconds(m) for m in range(3)] == [1, 4 + 2, 8]
+    costs = costs_of(profile)  # of maps 0, 2 and 3
+    assert [costs.seconds(m) for m in range(3)] == [1, 4 + 2, 8]
 
 
 def test_what_cannot_be_recomputed_has_no_price() -> None:
     problem = make_problem(toys.chain(3))
-    chains = Chains(problem.arrays, np.array([True, False, True]))
-    assert chains.seconds(1) == math.inf
+    costs = RecomputeCosts(problem.arrays, np.array([True, False, True]))
+    assert costs.seconds(1) == math.inf
 
 
 def test_the_next_choice_knows_of_the_one_before() -> None:

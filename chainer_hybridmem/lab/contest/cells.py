@@ -33,7 +33,7 @@ from chainer_hybridmem.lab.contest.instances import (
 )
 from chainer_hybridmem.lab.importing import monet
 from chainer_hybridmem.lab.importing.checkmate import KIB, UNIT_SECONDS
-from chainer_hybridmem.lab.importing.graphs import Buffer, Node, build_profile
+from chainer_hybridmem.lab.importing.graphs import Buffer, GraphNode, build_profile
 from chainer_hybridmem.lab.importing.reading import read_data
 from chainer_hybridmem.planning.layouts.layout import Layout, check_layout
 from chainer_hybridmem.planning.layouts.offline import exact, given, smartpool
@@ -328,9 +328,9 @@ def _make_plan(
 def _warm(entrant: str) -> None:
     """Has an entrant plan something small, or loading its code counts as planning."""
     n = _WARM_NODES
-    nodes = [Node(f'/{i}', False, 1e-3, (i,), (i + 1,)) for i in range(n)]
+    nodes = [GraphNode(f'/{i}', False, 1e-3, (i,), (i + 1,)) for i in range(n)]
     nodes += [
-        Node(f'/{i}', True, 1e-3, (n - i, n + i), (n + i + 1,), n - 1 - i)
+        GraphNode(f'/{i}', True, 1e-3, (n - i, n + i), (n + i + 1,), n - 1 - i)
         for i in range(n)
     ]
     buffers = [Buffer(2**20) for _ in range(2 * n + 1)]
@@ -476,13 +476,13 @@ def _judge_plan(cell: Cell, problem: Problem, plan: Plan) -> float:
     seconds = simulate(with_parts(problem, plan.parts), plan).total_seconds
     profile = problem.profile
     if cell.instance.kind in STAGED:
-        verdict = checkmate_rules.judge_plan(profile, plan, limit_bytes)
+        cost = checkmate_rules.judge_plan(profile, plan, limit_bytes)
     elif cell.instance.kind == MONET:
         graph = _monet_graph(cell.instance.path)
-        verdict = monet_rules.judge_plan(graph, profile, plan, limit_bytes)
+        cost = monet_rules.judge_plan(graph, profile, plan, limit_bytes)
     else:
         return seconds
-    return verdict.units * UNIT_SECONDS
+    return cost.units * UNIT_SECONDS
 
 
 @functools.lru_cache(1)

@@ -13,7 +13,7 @@ import math
 import random
 from typing import NamedTuple
 
-from chainer_hybridmem.lab.importing.graphs import Buffer, Node, build_profile
+from chainer_hybridmem.lab.importing.graphs import Buffer, GraphNode, build_profile
 from chainer_hybridmem.planning.records.profile import Link, Profile
 
 LEAST_STEPS, MOST_STEPS = 20, 200
@@ -63,10 +63,12 @@ def limit_of(chain: Chain) -> int:
 def make_profile(chain: Chain) -> Profile:
     """The chain's iteration, over a link that is too slow for copies."""
     n = chain.steps
-    nodes = [Node(f'/{i}', False, STEP_SECONDS, (i,), (i + 1,)) for i in range(n)]
+    nodes = [GraphNode(f'/{i}', False, STEP_SECONDS, (i,), (i + 1,)) for i in range(n)]
     for i in range(n):
         reads = (n - i, n + i) if i else (n,)
         forward = n - 1 - i
-        nodes.append(Node(f'/{i}', True, STEP_SECONDS, reads, (n + i + 1,), forward))
+        nodes.append(
+            GraphNode(f'/{i}', True, STEP_SECONDS, reads, (n + i + 1,), forward)
+        )
     buffers = [Buffer(MAP_BYTES) for _ in range(2 * n + 1)]
     return build_profile(nodes, buffers, SLOW_LINK, {'kind': 'chain'})

@@ -30,7 +30,7 @@ Rows = Sequence[bytes | bytearray]
 """A matrix of zeros and ones."""
 
 
-class Verdict(NamedTuple):
+class ScheduleCost(NamedTuple):
     """What a schedule that keeps all constraints costs.
 
     Attributes:
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
     peak_kib: int
 
 
-def judge_plan(profile: Profile, plan: Plan, budget_bytes: int) -> Verdict:
+def judge_plan(profile: Profile, plan: Plan, budget_bytes: int) -> ScheduleCost:
     """A plan without swaps as a schedule of Checkmate's.
 
     Args:
@@ -57,7 +57,9 @@ def judge_plan(profile: Profile, plan: Plan, budget_bytes: int) -> Verdict:
     return judge(graph, *schedule_of(profile, plan), budget_bytes // KIB)
 
 
-def judge(graph: TrainingGraph, runs: Rows, kept: Rows, budget_kib: int) -> Verdict:
+def judge(
+    graph: TrainingGraph, runs: Rows, kept: Rows, budget_kib: int
+) -> ScheduleCost:
     """Checks R and S of a schedule against all constraints.
 
     Raises:
@@ -88,7 +90,7 @@ def judge(graph: TrainingGraph, runs: Rows, kept: Rows, budget_kib: int) -> Verd
                 f'Stage {t} ({graph.labels[t]}) needs {peak} KiB; the budget is '
                 f'{budget_kib} KiB.'
             )
-    return Verdict(units, peak)
+    return ScheduleCost(units, peak)
 
 
 def _check_form(size: int, runs: Rows, kept: Rows) -> None:

@@ -40,7 +40,7 @@ WHOLE = 2**60  # that shares are of, where two limits are compared
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class InstanceSource:
     """A public repository.
 
     Attributes:
@@ -144,7 +144,7 @@ class Catalogue:
         held (bool): Whether its names are kept back.
     """
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, InstanceSource]
     entries: Sequence[Mapping[str, Any]]
     folder: str = ''
     held: bool = False
@@ -256,7 +256,7 @@ def _parse(text: str, folder: str, held: bool) -> Catalogue:
     body = files.parse(text, FORMAT, VERSION)
     with files.reading('catalogue'):
         sources = {
-            name: Source(name, **source)
+            name: InstanceSource(name, **source)
             for name, source in body.get('sources', {}).items()
         }
         return Catalogue(sources, list(body['instances']), folder, held)
@@ -275,7 +275,7 @@ def checksum(path: str) -> str:
         raise FormatError(f'{path!r} cannot be read: {error.strerror}.') from error
 
 
-def _found(source: Source, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _found(source: InstanceSource, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Paths in a source, and in a folder where the file is just the same."""
     for path, expected in source.files.items():
         for place in _places(path, folders):

@@ -21,7 +21,7 @@ import math
 
 from chainer_hybridmem.errors import PlanError
 from chainer_hybridmem.lab.contest.checkmate_rules import (
-    Verdict,
+    ScheduleCost,
     check_operation,
     schedule_of,
 )
@@ -40,7 +40,7 @@ from chainer_hybridmem.planning.records.profile import Profile
 
 def judge_plan(
     graph: MonetGraph, profile: Profile, plan: Plan, budget_bytes: int
-) -> Verdict:
+) -> ScheduleCost:
     """A plan without swaps as a schedule of MONeT's.
 
     Args:
@@ -96,7 +96,7 @@ def as_schedule(graph: MonetGraph, profile: Profile, plan: Plan) -> Schedule:
 
 def judge(
     graph: MonetGraph, schedule: Schedule, budget_kib: float = math.inf
-) -> Verdict:
+) -> ScheduleCost:
     """Checks a schedule against all constraints.
 
     Raises:
@@ -123,7 +123,7 @@ def judge(
                 f'budget is {budget_kib} KiB.'
             )
         peak = max(peak, load)
-    return Verdict(units, peak)
+    return ScheduleCost(units, peak)
 
 
 def _check_form(width: int, stages: int, schedule: Schedule) -> None:

@@ -46,7 +46,7 @@ FAMILIES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TitledTable:
     """A table with a title.
 
     Attributes:
@@ -86,7 +86,7 @@ def _case(row: Row) -> tuple[str, str]:
     return row['instance'], row['limit']
 
 
-def tables(body: Mapping[str, Any]) -> list[Table]:
+def tables(body: Mapping[str, Any]) -> list[TitledTable]:
     """All tables of a contest's results: the families with what is lost first."""
     rows = scored(body['rows'])
     by_family: dict[str, list[dict[str, Any]]] = {}
@@ -132,7 +132,7 @@ def _own_bound(rows: Sequence[Row], family: Sequence[Row]) -> float | None:
     return max((row['bound'] for row in proofs if row['bound']), default=None)
 
 
-def _summary(by_family: Mapping[str, Sequence[Row]]) -> list[Table]:
+def _summary(by_family: Mapping[str, Sequence[Row]]) -> list[TitledTable]:
     """Families, and the answers of the defaults that are no best known."""
     found = {family: cases(rows) for family, rows in by_family.items()}
     worst = {
@@ -154,11 +154,13 @@ def _summary(by_family: Mapping[str, Sequence[Row]]) -> list[Table]:
                 max((_spent(case) for case in own), key=float),
             )
         )
-    made = [Table('Families', FAMILY_HEAD, lines, FAMILIES)] if lines else []
+    made = [TitledTable('Families', FAMILY_HEAD, lines, FAMILIES)] if lines else []
     lost = [case for own in found.values() for case in own if case['lost'] > LEVEL]
     lost.sort(key=lambda case: -case['lost'])
     if lost:
-        made.append(Table('What is lost', LOST_HEAD, [_lost(case) for case in lost]))
+        made.append(
+            TitledTable('What is lost', LOST_HEAD, [_lost(case) for case in lost])
+        )
     return made
 
 
@@ -174,7 +176,7 @@ def _more(share: float) -> str:
     return 'not found' if share == math.inf else f'{share:.2%}'
 
 
-def _standings(title: str, rows: Sequence[Row]) -> Table:
+def _standings(title: str, rows: Sequence[Row]) -> TitledTable:
     entrants = list(dict.fromkeys(row['entrant'] for row in rows))
     trivial: dict[Any, float] = {}
     for row in rows:
@@ -215,7 +217,7 @@ def _standings(title: str, rows: Sequence[Row]) -> Table:
         'longest s',
         'all s',
     )
-    return Table(title, header, [cells for _, cells in lines])
+    return TitledTable(title, header, [cells for _, cells in lines])
 
 
 def _ratio(row: Row) -> float:
@@ -225,7 +227,7 @@ def _ratio(row: Row) -> float:
     return row['value'] / row['best_known'] if row['best_known'] is not None else 0.0
 
 
-def _family(title: str, rows: Sequence[Row], task: str) -> Table:
+def _family(title: str, rows: Sequence[Row], task: str) -> TitledTable:
     show = '{:,.0f}'.format if task == 'layout' else _seconds
     entrants = list(
         dict.fromkeys(r['entrant'] for r in rows if not r['trivial'] and not _bounds(r))
@@ -278,7 +280,7 @@ def _family(title: str, rows: Sequence[Row], task: str) -> Table:
             cells.append(next((_spent(r) for r in own if _bounds(r)), NONE))
         cells.append(_proof(first, bound, task))
         lines.append(tuple(cells))
-    return Table(title, header, lines)
+    return TitledTable(title, header, lines)
 
 
 def _bounds(row: Row) -> bool:

@@ -28,7 +28,7 @@ Reader = Callable[[bytes, 'bytes | None', Link], Profile]
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class FileKind:
     """One kind of file.
 
     Attributes:
@@ -54,31 +54,33 @@ def _moccasin(data: bytes, _: bytes | None, link: Link) -> Profile:
     return checkmate.graph_profile(graph, link, "V100 (MOCCASIN's repository)")
 
 
-KINDS: dict[str, Kind] = {
-    'checkmate': Kind(
+KINDS: dict[str, FileKind] = {
+    'checkmate': FileKind(
         "solutions of Checkmate and MONeT, as in MONeT's schedule zoo",
         _checkmate,
         'cost_*.pkl of the zoo',
     ),
-    'monet': Kind(
+    'monet': FileKind(
         "MONeT's solutions of mode inplace_normal, counted as MONeT counts",
         lambda data, _, link: monet.graph_profile(monet.read_graph(data), link),
     ),
-    'moccasin': Kind("Checkmate's networks as JSON, as MOCCASIN has them", _moccasin),
-    'simrd': Kind(
+    'moccasin': FileKind(
+        "Checkmate's networks as JSON, as MOCCASIN has them", _moccasin
+    ),
+    'simrd': FileKind(
         "logs of DTR's simulator",
         lambda data, _, link: simrd.read_log(data, link),
     ),
-    'execution-trace': Kind(
+    'execution-trace': FileKind(
         "PyTorch's execution traces",
         execution_traces.read_trace,
         'a Kineto trace of the same program',
     ),
-    'kusumoto': Kind(
+    'kusumoto': FileKind(
         'graphs of Kusumoto et al.',
         lambda data, _, link: kusumoto.read_graph(data, link),
     ),
-    'snapshot': Kind(
+    'snapshot': FileKind(
         "PyTorch's snapshots of memory, for layouts only",
         lambda data, _, link: snapshots.read_snapshot(data, link),
     ),

@@ -27,7 +27,7 @@ from typing import Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
-from chainer_hybridmem.lab.importing.graphs import Buffer, Node, build_profile
+from chainer_hybridmem.lab.importing.graphs import Buffer, GraphNode, build_profile
 from chainer_hybridmem.lab.importing.pickles import Call, Thing, admit, read_pickle
 from chainer_hybridmem.planning.records.profile import Link, Profile
 
@@ -170,7 +170,7 @@ def graph_profile(graph: TrainingGraph, link: Link, name: str) -> Profile:
         name: Of the device, and where the graph comes from.
     """
     nodes = [
-        Node(
+        GraphNode(
             label=graph.labels[i],
             backward=graph.forward[i] >= 0,
             seconds=graph.units[i] * UNIT_SECONDS,
@@ -186,7 +186,7 @@ def graph_profile(graph: TrainingGraph, link: Link, name: str) -> Profile:
 
 
 # -- what such files name -----------------------------------------------------
-class _Kind(Thing):
+class _NumberType(Thing):
     """A type of numbers."""
 
     __slots__ = ('code',)
@@ -238,7 +238,7 @@ _ADMITTED: dict[str, Call] = {
     'builtins list': _items,
     'builtins set': _items,
     'collections defaultdict': lambda _: {},
-    'numpy dtype': _Kind,
+    'numpy dtype': _NumberType,
     'numpy ndarray': lambda _: None,
     'numpy.core.multiarray _reconstruct': lambda _: _Array(),
     'numpy.core.multiarray scalar': _scalar,

@@ -31,7 +31,7 @@ from chainer_hybridmem.lab.importing.graphs import (
     BYTES_PER_SECOND,
     MOST_NODES,
     Buffer,
-    Node,
+    GraphNode,
     build_profile,
 )
 from chainer_hybridmem.lab.importing.reading import parse_json
@@ -273,7 +273,7 @@ class _Maker:
         self._sizes: list[int] = []
         self._made_by: dict[int, int] = {}  # node by buffer
         self._spoilt: set[int] = set()  # nodes whose products others write over
-        self._nodes: list[Node] = []
+        self._nodes: list[GraphNode] = []
 
     def add(self, call: _Call, backward: bool) -> None:
         """One operation, with everything inside it."""
@@ -307,7 +307,7 @@ class _Maker:
             self._spoilt.update(self._made_by[b] for b in changed)
             if changed:
                 self._spoilt.add(number)
-            node = Node(
+            node = GraphNode(
                 label=f'/{number}/{_short(call.name)}',
                 backward=backward,
                 seconds=spent,

@@ -37,7 +37,7 @@ UPDATE = 'update'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """One operation.
 
     Attributes:
@@ -81,7 +81,7 @@ class Buffer:
 
 
 def build_profile(
-    nodes: Sequence[Node],
+    nodes: Sequence[GraphNode],
     buffers: Sequence[Buffer],
     link: Link,
     device: Mapping[str, Any],
@@ -145,7 +145,7 @@ def build_profile(
     return profile
 
 
-def _with_workspaces(nodes: Sequence[Node], first: int) -> Iterator[Node]:
+def _with_workspaces(nodes: Sequence[GraphNode], first: int) -> Iterator[GraphNode]:
     """Nodes that also make their workspaces, which nobody reads."""
     for node in nodes:
         if node.workspace_bytes:
@@ -155,13 +155,13 @@ def _with_workspaces(nodes: Sequence[Node], first: int) -> Iterator[Node]:
             yield node
 
 
-def _check_order(nodes: Sequence[Node]) -> None:
+def _check_order(nodes: Sequence[GraphNode]) -> None:
     phases = [node.backward for node in nodes]
     if not nodes or phases != sorted(phases):
         raise FormatError('Its operations are not a forward and a backward pass.')
 
 
-def _recipe(index: int, node: Node, buffers: Sequence[Buffer]) -> Recipe:
+def _recipe(index: int, node: GraphNode, buffers: Sequence[Buffer]) -> Recipe:
     made = sum(buffers[b].nbytes for b in node.makes)
     return Recipe(
         operation=index,
@@ -178,7 +178,7 @@ def _recipe(index: int, node: Node, buffers: Sequence[Buffer]) -> Recipe:
 class _Lives:
     """When each buffer is made, read and freed."""
 
-    def __init__(self, nodes: Iterable[Node], buffers: Sequence[Buffer]) -> None:
+    def __init__(self, nodes: Iterable[GraphNode], buffers: Sequence[Buffer]) -> None:
         self.nodes, self.buffers = tuple(nodes), buffers
         self.maker = [-1] * len(buffers)
         self.uses: list[list[int]] = [[] for _ in buffers]

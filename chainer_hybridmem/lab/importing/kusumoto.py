@@ -25,7 +25,7 @@ from chainer_hybridmem.lab.importing.graphs import (
     BYTES_PER_SECOND,
     MOST_NODES,
     Buffer,
-    Node,
+    GraphNode,
     build_profile,
 )
 from chainer_hybridmem.planning.records.profile import Link, Profile
@@ -124,7 +124,7 @@ def _profile(
         made.update(makes)
         touched = sum(buffers[b].nbytes for b in {*reads, *gives})
         nodes.append(
-            Node(
+            GraphNode(
                 label=f'/{number}/{function.name}',
                 backward=function.backward,
                 seconds=touched / BYTES_PER_SECOND,

@@ -32,7 +32,7 @@ from chainer_hybridmem.lab.importing.checkmate import (
     read_parts,
     reads_of,
 )
-from chainer_hybridmem.lab.importing.graphs import Buffer, Node, build_profile
+from chainer_hybridmem.lab.importing.graphs import Buffer, GraphNode, build_profile
 from chainer_hybridmem.planning.records.profile import Link, Profile
 
 FIRST, AGAIN, IN_PLACE = range(3)
@@ -225,12 +225,12 @@ def graph_profile(graph: MonetGraph, link: Link) -> Profile:
         zip(graph.labels, list_begins(graph), strict=True)
     ):
         if there:
-            nodes.append(Node(f'{label}/begin', True, 0.0, there, ()))
+            nodes.append(GraphNode(f'{label}/begin', True, 0.0, there, ()))
         spaces = [graph.workspace_kib[way][i] for way in (FIRST, AGAIN)]
         if i == graph.loss:  # MONeT counts twice what it reads
             spaces[FIRST] += graph.held_kib[i]
         nodes.append(
-            Node(
+            GraphNode(
                 label=label,
                 backward=i > graph.loss,
                 seconds=graph.units[FIRST][i] * UNIT_SECONDS,

@@ -25,7 +25,7 @@ from chainer_hybridmem.errors import FormatError
 from chainer_hybridmem.lab.importing.graphs import (
     MOST_NODES,
     Buffer,
-    Node,
+    GraphNode,
     build_profile,
 )
 from chainer_hybridmem.lab.importing.reading import parse_json
@@ -71,7 +71,7 @@ class _Reader:
     """The nodes and buffers so far, and which buffer each name means."""
 
     def __init__(self, annotated: bool) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self._sizes: list[int] = []
         self._names: dict[str, int] = {}
         self._annotated = annotated
@@ -135,7 +135,7 @@ class _Reader:
             self._backward |= 'backward' in name
         self._arguments = [self._names[argument] for argument in call['ARGS']]
         self.nodes.append(
-            Node(
+            GraphNode(
                 label=f'/{len(self.nodes)}/{name}',
                 backward=self._backward,
                 seconds=int(call['TIME']) * _SECONDS,

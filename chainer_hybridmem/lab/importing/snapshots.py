@@ -42,7 +42,7 @@ def read_snapshot(data: bytes, link: Link) -> Profile:
     with files.reading('snapshot'):
         traces = snapshot['device_traces']
         device = max(range(len(traces)), key=lambda i: len(traces[i]))
-        log = _Log()
+        log = _BufferLog()
         for entry in traces[device]:
             log.take(entry)
         if not log.events:
@@ -56,7 +56,7 @@ def read_snapshot(data: bytes, link: Link) -> Profile:
         return log.profile(link)
 
 
-class _Log:
+class _BufferLog:
     """Buffers and events so far."""
 
     def __init__(self) -> None:

@@ -183,31 +183,31 @@ def choices(problem: Problem, usage: Usage) -> Iterator[tuple[int, int]]:
     action = obeyed(a, np.full(len(problem.maps), KEEP))
     during &= (action == KEEP) & a.allowed[:, [SWAP, RECOMPUTE]].any(axis=1)
     candidates = sorted(np.flatnonzero(during).tolist(), key=lambda m: (-free[m], m))
-    copies, rest = Copies(problem, usage), []
-    chains = Chains(a, problem.recomputable)
+    waits, rest = SwapWaits(problem, usage), []
+    costs = RecomputeCosts(a, problem.recomputable)
     for m in np.flatnonzero(action == SWAP).tolist():
-        copies.swap(m)
+        waits.swap(m)
     for m in np.flatnonzero(action == RECOMPUTE).tolist():
-        chains.recompute(m)
+        costs.recompute(m)
     for m in candidates:
-        if a.allowed[m, SWAP] and free[m] >= 0 and copies.exposed(m) == 0:
-            copies.swap(m)
+        if a.allowed[m, SWAP] and free[m] >= 0 and waits.exposed(m) == 0:
+            waits.swap(m)
             yield m, SWAP
         else:
             rest.append(m)
     while rest:
         # Of equal MSPS the one with the longest FreeTime, as they are sorted.
-        m = min(rest, key=lambda m: chains.seconds(m) / a.size[m])
+        m = min(rest, key=lambda m: costs.seconds(m) / a.size[m])
         rest.remove(m)
-        if a.allowed[m, SWAP] and copies.exposed(m) < chains.seconds(m):
-            copies.swap(m)
+        if a.allowed[m, SWAP] and waits.exposed(m) < costs.seconds(m):
+            waits.swap(m)
             yield m, SWAP
         else:
-            chains.recompute(m)
+            costs.recompute(m)
             yield m, RECOMPUTE
 
 
-class Copies:
+class SwapWaits:
     """What compute waits for the copies of the maps swapped so far.
 
     Args:
@@ -247,7 +247,7 @@ class Copies:
         return waited
 
 
-class Chains:
+class RecomputeCosts:
     """What recomputing each map takes, given what else is recomputed.
 
     Args:

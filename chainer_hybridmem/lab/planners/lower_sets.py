@@ -222,7 +222,7 @@ def boundaries(reads: np.ndarray, family: np.ndarray) -> np.ndarray:
     return family & (outside @ reads.astype(np.float64) > 0)
 
 
-class Table(NamedTuple):
+class StrategyTable(NamedTuple):
     """What the programme knows of each lower set and level; -1 is "no strategy".
 
     Attributes:
@@ -239,7 +239,7 @@ class Table(NamedTuple):
 
 
 @compiled()
-def _fill(stages: Stages, table: Table, budget: int, per_second: float) -> None:
+def _fill(stages: Stages, table: StrategyTable, budget: int, per_second: float) -> None:
     """Finds the least M(U) of all sets and levels, small sets first."""
     kept_bytes, spent, stage, level = table
     pointers, sources, seconds, stage_bytes, used_bytes = stages
@@ -301,7 +301,9 @@ def strategies(
         list of Strategy: From the cheapest to the dearest in time.
     """
     shape = len(stages.pointers) - 1, levels + 1
-    table = Table(np.full(shape, -1), np.zeros(shape), *np.full((2, *shape), -1))
+    table = StrategyTable(
+        np.full(shape, -1), np.zeros(shape), *np.full((2, *shape), -1)
+    )
     per_second = levels / total_seconds if total_seconds > 0 else 0.0
     _fill(stages, table, budget, per_second)
     found = np.flatnonzero(table.kept_bytes[-1] >= 0)
@@ -310,7 +312,7 @@ def strategies(
     return [_strategy(stages, table, int(t)) for t in found]
 
 
-def _strategy(stages: Stages, table: Table, level: int) -> Strategy:
+def _strategy(stages: Stages, table: StrategyTable, level: int) -> Strategy:
     sets, needed_bytes = [len(table.spent) - 1], 0
     seconds = float(table.spent[-1, level])
     while sets[-1] > 0:

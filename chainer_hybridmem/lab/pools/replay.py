@@ -52,7 +52,7 @@ class Series:
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class PoolReplay:
     """What a pool has done with an iteration, repeated.
 
     Attributes:
@@ -105,7 +105,7 @@ class Replay:
         }
 
 
-def replay(trace: Trace, pool: str, iterations: int = 2, **options: Any) -> Replay:
+def replay(trace: Trace, pool: str, iterations: int = 2, **options: Any) -> PoolReplay:
     """Runs an iteration through a pool, several times in a row.
 
     Args:
@@ -121,14 +121,14 @@ def replay(trace: Trace, pool: str, iterations: int = 2, **options: Any) -> Repl
     if iterations < 1:
         raise OptionError(f'iterations is {iterations}; it must be at least 1.')
     model = make_pool(pool, trace, **options)
-    run = _Run(trace, model)
+    run = _PoolFeeder(trace, model)
     calls = 0
     for _ in range(iterations):
         calls = model.device_calls
         run.iterate()
     series = Series(*np.array(run.rows, np.int64).reshape(-1, 5).T)
     held = int(series.held_bytes.max(initial=0))
-    return Replay(
+    return PoolReplay(
         pool=pool,
         iterations=iterations,
         footprint_bytes=held,
@@ -142,7 +142,7 @@ def replay(trace: Trace, pool: str, iterations: int = 2, **options: Any) -> Repl
     )
 
 
-class _Run:
+class _PoolFeeder:
     """Feeds a pool with one iteration after the other."""
 
     def __init__(self, trace: Trace, pool: Pool) -> None:
@@ -204,7 +204,7 @@ def compare(
     alignment: int = CUDA_ALIGNMENT,
     pools: Iterable[str] = POOLS,
     iterations: int = 2,
-) -> list[Replay]:
+) -> list[PoolReplay]:
     """Replays an iteration through several pools, with their default options.
 
     Raises:
@@ -219,7 +219,7 @@ def compare(
     return results
 
 
-def recommend(replays: Sequence[Replay]) -> Replay:
+def recommend(replays: Sequence[PoolReplay]) -> PoolReplay:
     """Picks the pool with the fewest device calls of those with least footprint.
 
     Footprints less than a thousandth apart count as equal: rounding is no reason. The
