@@ -33,7 +33,7 @@ def told(tell: Callable[[str], None]) -> Iterator[None]:
         _tellers.remove(tell)
 
 
-class Stopwatch:
+class CompileTime:
     """How long this process has been compiling; tells it once if that is long."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from numba.core.sigutils import normalize_signature
 from numba.core.types.misc import unliteral
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.compiling import Stopwatch
+from chainer_hybridmem.compiling import CompileTime
 
 if numba.config.DISABLE_JIT:
     raise ImportError(
@@ -231,19 +231,19 @@ class _Listener(event.Listener):
     """Is told when numba compiles; what it finds in its cache does not count."""
 
     def __init__(self) -> None:
-        self._stopwatch = Stopwatch()
+        self._compile_time = CompileTime()
 
     @property
     def seconds(self) -> float:
-        return self._stopwatch.seconds
+        return self._compile_time.seconds
 
     def on_start(self, event: Any) -> None:
         if event.data['dispatcher'].py_func in _ours:
-            self._stopwatch.begin()
+            self._compile_time.begin()
 
     def on_end(self, event: Any) -> None:
         if event.data['dispatcher'].py_func in _ours:
-            self._stopwatch.end()
+            self._compile_time.end()
 
 
 _listener = _Listener()

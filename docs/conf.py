@@ -44,7 +44,7 @@ nitpick_ignore = [
     for name in (
         'training.devices.protocol.Device',
         'training.recompute.trust.Kind',
-        'extras.memory_series.Pool',
+        'extras.memory_series.MeasuredPool',
         'training.session.setting.options.Options',
         'planning.simulation.problem.Problem',
     )

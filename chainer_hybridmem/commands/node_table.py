@@ -15,7 +15,7 @@ from chainer_hybridmem.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from chainer_hybridmem.commands.progress import Progress
-    from chainer_hybridmem.forecasting.estimation import Node
+    from chainer_hybridmem.forecasting.estimation import GpuNode
     from chainer_hybridmem.forecasting.rank_plans import RankPlans
     from chainer_hybridmem.planning.simulation import Problem
 
@@ -100,7 +100,7 @@ def resolve(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**found)
 
 
-def _find_node(args: argparse.Namespace) -> Node | None:
+def _find_node(args: argparse.Namespace) -> GpuNode | None:
     from chainer_hybridmem.forecasting.estimation import load_node
 
     return None if args.node is None else load_node(args.node)

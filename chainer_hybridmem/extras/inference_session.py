@@ -64,7 +64,7 @@ def optimize_inference(
 
 
 @dataclasses.dataclass
-class _Kind:
+class _PassKind:
     """What is known about passes of one kind; see [passes].
 
     Attributes:
@@ -95,10 +95,10 @@ class InferenceSession:
         self.device = open_device_of(model, options)
         self._model = model
         self._limit_bytes = options.limit_bytes
-        self._kinds: dict[Any, _Kind] = {}
+        self._kinds: dict[Any, _PassKind] = {}
         self._passes = _PassHook(self)
         self._functions = _FunctionHook(self)
-        self._kind: _Kind | None = None  # of the running pass
+        self._kind: _PassKind | None = None  # of the running pass
         self._log: AllocationLog | None = None
         self._operations = 0  # of the running pass so far
         self._placing = False
@@ -179,7 +179,7 @@ class InferenceSession:
         key = chainer.config.train, describe(arguments)
         if key not in self._kinds and len(self._kinds) == MOST_KINDS:
             self._kinds.pop(next(iter(self._kinds)))
-        kind = self._kind = self._kinds.setdefault(key, _Kind())
+        kind = self._kind = self._kinds.setdefault(key, _PassKind())
         if kind.arena is not None:
             self._placing = self.device.offsets.follow(kind.arena)
             self.device.memory.reset_peak()
@@ -218,7 +218,7 @@ class InferenceSession:
             )
         self._stop()
 
-    def _lay_out(self, kind: _Kind) -> None:
+    def _lay_out(self, kind: _PassKind) -> None:
         offsets = self.device.offsets
         arena = outside_limit(
             lay_out,

@@ -6,7 +6,7 @@ import chainer
 
 from chainer_hybridmem.errors import OptionError
 from chainer_hybridmem.extras.memory_pools import CupyPool, DevicePool, NumpyPool
-from chainer_hybridmem.extras.memory_series import SHARE, MemoryProfiler, Pool
+from chainer_hybridmem.extras.memory_series import SHARE, MeasuredPool, MemoryProfiler
 from chainer_hybridmem.training.chainer_access import owners
 from chainer_hybridmem.training.chainer_access.models import name_device
 from chainer_hybridmem.training.devices import parse_device
@@ -58,7 +58,7 @@ def profile_memory(
     return MemoryProfiler(lambda: _find_pool(model, device), capacity, share)
 
 
-def _find_pool(model: chainer.Link | None, device: str | None) -> Pool:
+def _find_pool(model: chainer.Link | None, device: str | None) -> MeasuredPool:
     session = sessions.active_session()
     if session is not None:
         return DevicePool(session.device)

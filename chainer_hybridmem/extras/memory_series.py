@@ -48,7 +48,7 @@ _ROW = struct.Struct('=d6q')
 _MOST_LABELS = 4096
 
 
-class Pool(Protocol):
+class MeasuredPool(Protocol):
     """Where the figures come from."""
 
     name: str
@@ -155,14 +155,14 @@ class MemoryProfiler(chainer.FunctionHook):
     name = 'hybridmem-memory'
 
     def __init__(
-        self, find_pool: Callable[[], Pool], capacity: int, share: float = SHARE
+        self, find_pool: Callable[[], MeasuredPool], capacity: int, share: float = SHARE
     ) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 2:
             raise OptionError(f'capacity is {capacity!r}; 2 samples or more are kept.')
         self._find_pool = find_pool
         self._capacity = capacity & -2
         self._log = SampleLog(0)
-        self._pool: Pool | None = None
+        self._pool: MeasuredPool | None = None
         self._open = False
         self._start = 0.0
         self._base = (0, 0)

@@ -69,7 +69,7 @@ def planned_snapshot(profile: Profile, plan: Plan) -> dict[str, Any]:
     Raises:
         PlanError: If the plan cannot be executed.
     """
-    log = _Log(in_parts(profile, plan.parts), plan)
+    log = _WalkLog(in_parts(profile, plan.parts), plan)
     log.run()
     return make_snapshot(log.events, profile.initial_bytes)
 
@@ -208,7 +208,7 @@ def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
     return {'filename': filename, 'line': line, 'name': name}
 
 
-class _Log(Walk):
+class _WalkLog(Walk):
     """Writes down what the checker of plans walks through.
 
     A copy that a plan brings back is a block of its own.

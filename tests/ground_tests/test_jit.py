@@ -41,16 +41,16 @@ def compile_all():
 
 
 @pytest.fixture
-def stopwatch(monkeypatch: pytest.MonkeyPatch) -> compiling.Stopwatch:
+def compile_time(monkeypatch: pytest.MonkeyPatch) -> compiling.CompileTime:
     """As at the beginning of a process that is told of everything."""
-    fresh = compiling.Stopwatch()
-    monkeypatch.setattr(jit._listener, '_stopwatch', fresh)
+    fresh = compiling.CompileTime()
+    monkeypatch.setattr(jit._listener, '_compile_time', fresh)
     monkeypatch.setattr(compiling, 'LEAST_SECONDS', 0.0)
     return fresh
 
 
 def test_who_waits_for_a_compiler_is_told_once(
-    stopwatch: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    compile_time: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(numba.config, 'CACHE_DIR', str(tmp_path))  # of no former run
     outer: list[str] = []
@@ -70,7 +70,7 @@ def test_who_waits_for_a_compiler_is_told_once(
 
 
 def test_what_does_not_take_long_is_not_told(
-    stopwatch: Any, monkeypatch: pytest.MonkeyPatch
+    compile_time: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     clock = iter([0.0, 0.0, 0.3, 5.0, 5.0, 5.1, 6.0, 6.0, 6.3])
@@ -78,15 +78,15 @@ def test_what_does_not_take_long_is_not_told(
     monkeypatch.setattr(compiling, 'LEAST_SECONDS', 0.5)
     with compiling.told(told.append):
         for _ in range(2):  # for 0.3 and 0.1 seconds
-            stopwatch.begin()
-            stopwatch.end()
+            compile_time.begin()
+            compile_time.end()
         assert not told
-        stopwatch.begin()
-        stopwatch.begin()  # for it, after 0.3 more
+        compile_time.begin()
+        compile_time.begin()  # for it, after 0.3 more
         assert told
 
 
-def test_nobody_is_told_of_what_others_compile(stopwatch: Any) -> None:
+def test_nobody_is_told_of_what_others_compile(compile_time: Any) -> None:
     told: list[str] = []
     with compiling.told(told.append):
         assert jit.numba.njit(lambda x: x + 1)(2) == 3

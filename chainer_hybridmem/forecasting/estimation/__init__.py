@@ -24,7 +24,7 @@ from chainer_hybridmem.forecasting.estimation.estimator import (
 )
 from chainer_hybridmem.forecasting.estimation.lowering import lower_to_cudnn
 from chainer_hybridmem.forecasting.estimation.nodes import (
-    Node,
+    GpuNode,
     all_reduce_bytes,
     all_reduce_seconds,
     load_node,
@@ -36,8 +36,8 @@ __all__ = [
     'MOST_PICTURES',
     'DeviceModel',
     'Estimator',
+    'GpuNode',
     'Kind',
-    'Node',
     'SamplePair',
     'StepEstimator',
     'all_reduce_bytes',

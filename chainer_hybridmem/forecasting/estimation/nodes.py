@@ -15,7 +15,7 @@ from chainer_hybridmem.planning.records.sharing import ring_bytes
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
+class GpuNode:
     """A machine with several equal GPUs.
 
     Attributes:
@@ -60,7 +60,7 @@ def node_names() -> list[str]:
     return list(read_catalogue()['nodes'])
 
 
-def load_node(name: str) -> Node:
+def load_node(name: str) -> GpuNode:
     """Returns a node.
 
     Args:
@@ -76,7 +76,7 @@ def load_node(name: str) -> Node:
             f'There is no node {name!r}.{hint} Nodes: {", ".join(nodes)}. For GPUs on '
             'one link, give --ranks without --node.'
         )
-    return Node(name=name, **nodes[name])
+    return GpuNode(name=name, **nodes[name])
 
 
 def parameter_bytes(profile: Profile) -> int:
