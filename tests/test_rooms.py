@@ -1,4 +1,4 @@
-"""The rooms of the package: what lies loose, and what touches Chainer's own fields.
+"""The rooms of the package: what touches Chainer's own fields, and names of classes.
 
 Which room may import which is checked by ``make lint``.
 """
@@ -9,7 +9,8 @@ import ast
 import importlib
 import pathlib
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
 import pytest
 
@@ -26,6 +27,10 @@ _GIVEN = re.compile(
 )
 # Names of Python, NumPy, numba and CuPy that Chainer happens to use as well.
 _OF_OTHERS = frozenset({'_cache', '_getframe'})
+# Names that classes of several files share, and why they do.
+SHARED = {
+    'Sample': 'The reference names both, of Measured and of MemoryProfiler.',
+}
 
 
 def names_given(source: str) -> set[str]:
@@ -94,3 +99,37 @@ def test_only_one_room_touches_private_fields_of_chainer(chainers: set[str]) -> 
 )
 def test_such_an_access_is_found(source: str, chainers: set[str]) -> None:
     assert found_in(source, chainers)
+
+
+def shared_classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Files by the name of a class that several of them define.
+
+    A class inside another one or inside a function does not count.
+    """
+    files: dict[str, set[str]] = defaultdict(set)
+    for file, source in sources.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                files[node.name].add(file)
+    return {name: sorted(where) for name, where in files.items() if len(where) > 1}
+
+
+def test_the_name_of_a_class_has_one_meaning() -> None:
+    found = shared_classes(
+        {
+            str(path.relative_to(PACKAGE)): path.read_text(encoding='utf-8')
+            for path in PACKAGE.rglob('*.py')
+        }
+    )
+    new = {name: files for name, files in found.items() if name not in SHARED}
+    assert not new, 'give the less central class a longer, more exact name'
+    assert not SHARED.keys() - found.keys(), 'these have one meaning by now'
+
+
+@pytest.mark.parametrize('name', ['Slab', '_Slab'])
+def test_a_second_class_of_one_name_is_found(name: str) -> None:
+    own = f'class {name}: pass'
+    inside = f'class Store:\n    class {name}: pass'
+    assert shared_classes({'a.py': own, 'b.py': own}) == {name: ['a.py', 'b.py']}
+    assert not shared_classes({'a.py': own, 'b.py': inside})
+    assert not shared_classes({'a.py': f'{own}\n{own}', 'b.py': ''})
