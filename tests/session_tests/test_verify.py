@@ -79,7 +79,7 @@ def test_nothing_is_looked_at_where_nobody_asks(data, monkeypatch):
 
 
 def test_only_so_many_are_verified_and_none_of_them_is_timed(data):
-    _, session = run(data, verify=2)
+    _, session = run(data, verify=2, arena=False)  # times wait for an arena
     entries = networks.entries_of(session)
     verified = [bool(entry['verified']) for entry in entries]
     assert verified == [False] * RECORDED + [True] * 2 + [False] * 2
