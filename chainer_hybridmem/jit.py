@@ -20,7 +20,7 @@ import numpy as np
 from llvmlite import binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, event
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
@@ -260,6 +260,19 @@ def clock() -> float:
     return timing.now() - compiling_seconds()
 
 
+class _Index(IndexDataCacheFile):
+    """One that another version of the sources may have written.
+
+    numba reads the types in it before it compares versions, and a type may be gone.
+    """
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            return cast(dict[Any, str], super()._load_index())
+        except (AttributeError, ImportError):
+            return {}
+
+
 class _Cache(FunctionCache):
     """One whose code depends on other modules, and is loaded without the compiler.
 
@@ -277,6 +290,7 @@ class _Cache(FunctionCache):
         """
         made._cache.__class__ = cls
         index = made._cache._cache_file
+        index.__class__ = _Index
         digest = hashlib.sha256()
         for module in uses:
             digest.update(pathlib.Path(str(module.__file__)).read_bytes())

@@ -177,6 +177,43 @@ def test_threads_make_a_function_apart_ready_once(
         assert list(pool.map(call, range(4))) == [1, 2, 3, 4]
 
 
+TYPED = """
+from typing import NamedTuple
+from chainer_hybridmem import jit
+
+class {name}(NamedTuple):
+    number: int
+
+@jit.compiled()
+def number_of(pair):
+    return pair.number
+
+def call():
+    return number_of({name}(7)), sum(number_of.stats.cache_hits.values())
+"""
+
+
+def test_a_cache_that_names_a_type_which_is_gone_counts_as_empty(
+    tmp_path: pathlib.Path,
+) -> None:
+    """An upgrade leaves it behind."""
+    hits = []
+    for name in ('Former', 'Former', 'Latter', 'Latter'):
+        (tmp_path / 'typed.py').write_text(TYPED.format(name=name))
+        made = subprocess.run(
+            [sys.executable, '-c', 'import typed; print(*typed.call())'],
+            cwd=tmp_path,
+            env={**os.environ, 'NUMBA_CACHE_DIR': str(tmp_path / 'cache')},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        number, found = made.stdout.split()
+        assert number == '7'
+        hits.append(int(found))
+    assert hits == [0, 1, 0, 1]
+
+
 def test_a_process_that_finds_functions_in_the_cache_needs_no_compiler(
     tmp_path: pathlib.Path,
 ) -> None:
