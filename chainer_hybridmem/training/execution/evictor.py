@@ -46,7 +46,6 @@ from chainer_hybridmem.training.execution.live_map import LiveMap, State
 from chainer_hybridmem.training.execution.live_maps import LiveMaps
 from chainer_hybridmem.training.execution.mover import Mover
 from chainer_hybridmem.training.execution.replayer import Restorer
-from chainer_hybridmem.training.execution.table import ActionTable
 
 MOST_REMEMBERED = 10_000  # names of functions
 
@@ -157,27 +156,20 @@ class Prefetcher:
         self._device = device
         self._maps = maps
         self._mover = mover
-        self._scheduled: Collection[int] = ()  # storages that a plan brings back
         self._queue: list[LiveMap] | None = None  # the next one last; None: not made
         self._load_before = 0  # of the operation under way
         self._transient_bytes = 0  # that a backward function takes at most
         self.active = False
 
-    def begin(self, table: ActionTable | None) -> None:
+    def begin(self) -> None:
         """Starts an iteration, with a plan or without."""
-        self.active = table is None
+        self.active = self._maps.planned.table is None
         self._queue = None
-        self.follow(table)
 
-    def follow(self, table: ActionTable | None) -> None:
-        """Maps are stray unless this plan brings them back."""
-        self._scheduled = () if table is None else table.swapped
-
-    def switch(self, table: ActionTable | None) -> None:
+    def switch(self) -> None:
         """The iteration goes on with another plan, or with none."""
         self.active = True
         self._queue = None
-        self.follow(table)
 
     def open_window(self) -> None:
         """What is taken from here on, the function under way takes."""
@@ -226,7 +218,8 @@ class Prefetcher:
             queue.pop()
 
     def _find_stray(self, serial: int) -> list[LiveMap]:
-        scheduled = self._scheduled
+        table = self._maps.planned.table
+        scheduled: Collection[int] = () if table is None else table.swapped
         stray = [
             live
             for live in self._maps
@@ -290,7 +283,6 @@ class Evictor:
         self._restorer = restorer
         self._prefetcher = prefetcher
         self.rules = rules
-        self._planned = False  # whether a plan is followed
         self._operation = 0  # of which the next three tell
         self._stuck: set[LiveMap] = set()  # cannot go
         self._found_held: set[LiveMap] = set()  # nor these, while the program has them
@@ -303,14 +295,9 @@ class Evictor:
         self.busy: set[LiveMap] = set()
         self.shortage: Shortage | None = None
 
-    def begin_iteration(self, planned: bool) -> None:
-        """Starts an iteration, with a plan or without."""
+    def begin_iteration(self) -> None:
+        """No backward function runs."""
         self.busy.clear()
-        self.follow(planned)
-
-    def follow(self, planned: bool) -> None:
-        """Says whether a plan is followed; without one, the next map leaves early."""
-        self._planned = planned
 
     def _note_operation(self) -> None:
         """What could not go in an earlier operation may go now."""
@@ -367,7 +354,7 @@ class Evictor:
             self.shortage = self._take_stock()
             if failure is not None:
                 raise failure
-        elif not self._planned:
+        elif self._maps.planned.table is None:
             self._begin_next(candidates, missing_bytes)
 
     def collect_garbage(self, missing_bytes: int, optional: bool = False) -> None:

@@ -77,7 +77,6 @@ class Executor:
             PassiveRules(rules),
         )
         self.awaits_forward = False
-        self._table: ActionTable | None = None
         self._busy: Collection[int] | None = None  # operations; None: all
         self._found: Callable[[Any], None] = lambda function: None
         maps.answer_reads(weakref.WeakMethod(self._restorer.answer_read))
@@ -130,14 +129,13 @@ class Executor:
             outliving: Slots of maps that later iterations will ask for.
         """
         self.settle()
-        self._table = table
         self._busy = None if table is None else table.busy
         self._mover.begin_iteration()
         self.maps.begin_iteration(outliving)
         self._planned.begin(table, copies)
-        self._recipes.begin(table, may_switch)
-        self._prefetcher.begin(table)
-        self.evictor.begin_iteration(table is not None)
+        self._recipes.begin(may_switch)
+        self._prefetcher.begin()
+        self.evictor.begin_iteration()
         self.crossing.begin(table, holders)
         self._clear_older(table)
 
@@ -160,11 +158,9 @@ class Executor:
             bool: Whether a map leaves later than planned.
         """
         self.know_all()
-        self._table = table
         self._planned.switch(table, copies)
-        self._prefetcher.switch(table)
-        self.evictor.follow(True)
-        self._recipes.switch(table)
+        self._prefetcher.switch()
+        self._recipes.switch()
         self.maps.switch(outliving)
         self.crossing.switch()
         self._clear_older(table)
@@ -180,14 +176,11 @@ class Executor:
         """Ends guidance for the rest of the iteration: passive from here on."""
         self.know_all()
         self._follow_nothing()
-        self._prefetcher.switch(None)
+        self._prefetcher.switch()
 
     def _follow_nothing(self) -> None:
-        self._table = None
         self._planned.end()
         self._recipes.end()
-        self._prefetcher.follow(None)
-        self.evictor.follow(False)
 
     def forget_dead(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died.
@@ -257,7 +250,7 @@ class Executor:
             in the graph, so that it may be noted; see [noted functions].
         """
         self.evictor.operation += 1
-        recipes, table, busy = self._recipes, self._table, self._busy
+        recipes, table, busy = self._recipes, self._planned.table, self._busy
         self.awaits_forward = False
         is_applied_again = id(function) in self.functions.by_id
         if table is not None:
@@ -317,7 +310,7 @@ class Executor:
 
     def before_backward(self, k: int, function: Any) -> None:
         """Before backward operation k: acts, then makes sure nothing is missing."""
-        evictor, table, observers = self.evictor, self._table, self.observers
+        evictor, table, observers = self.evictor, self._planned.table, self.observers
         evictor.operation += 1
         if observers.members:
             observers.backward_runs(self.maps)
@@ -363,7 +356,7 @@ class Executor:
             self.evictor.let_go(maps)
         if self._prefetcher.active:
             self._prefetcher.close_window()
-        table = self._table
+        table = self._planned.table
         if table is None:
             return
         if k + 1 in table.drops:

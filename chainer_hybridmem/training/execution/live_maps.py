@@ -20,10 +20,14 @@ from chainer_hybridmem.training.recompute import fused_replays
 
 
 class PlannedMaps:
-    """Finds the map of each storage, and its host copy from earlier iterations."""
+    """The plan that is followed, the map of each of its storages, and its host copy.
+
+    Attributes:
+        table (ActionTable or None): The plan; None if there is none.
+    """
 
     def __init__(self) -> None:
-        self._table: ActionTable | None = None
+        self.table: ActionTable | None = None
         self._maps: dict[int, LiveMap] = {}
         self._copies: dict[int, HostCopy] = {}
         self._former: dict[int, HostCopy] = {}  # copies of the plan followed before
@@ -36,13 +40,13 @@ class PlannedMaps:
             copies: Host copies by storage, reused from iteration to iteration; new ones
                 are added.
         """
-        self._table = table
+        self.table = table
         self._maps = {}
         self._copies = copies
 
     def end(self) -> None:
-        """No map gets a storage from here on."""
-        self._table = None
+        """No plan is followed, and no map gets a storage from here on."""
+        self.table = None
         self._former = {}
 
     def forget(self) -> None:
@@ -59,25 +63,25 @@ class PlannedMaps:
 
     def meet(self, live: LiveMap, slot: Slot) -> None:
         """A map that has no storage yet is found in a slot."""
-        if self._table is not None:
-            storage = self._table.storage_of.get(slot, -1)
+        if self.table is not None:
+            storage = self.table.storage_of.get(slot, -1)
             if storage >= 0:
                 self.assign(live, storage)
 
     def assign(self, live: LiveMap, storage: int) -> None:
         """Makes a map that storage of the plan."""
-        assert self._table is not None
+        assert self.table is not None
         copy = self._copies.get(storage)
-        live.follow(storage, self._table.tiers.get(storage), copy)
+        live.follow(storage, self.table.tiers.get(storage), copy)
         self._maps[storage] = live
 
     def is_for_good(self, live: LiveMap) -> bool:
         """Whether the plan drops a map and never makes it again."""
-        return self._table is not None and live.storage in self._table.for_good
+        return self.table is not None and live.storage in self.table.for_good
 
     def is_unique(self, live: LiveMap) -> bool:
         """Whether the plan drops a map for good that no replay makes again."""
-        return self._table is not None and live.storage in self._table.unique
+        return self.table is not None and live.storage in self.table.unique
 
     # -- host copies ----------------------------------------------------------
     def keep_copy(self, live: LiveMap) -> None:
@@ -98,21 +102,21 @@ class PlannedMaps:
     def switch(self, table: ActionTable, copies: dict[int, HostCopy]) -> None:
         """Goes on with another plan; its maps are still to be moved into it."""
         self._former, self._copies = self._copies, copies
-        self._table = table
+        self.table = table
         self._maps = {}
 
     def move_by_slots(self, live: LiveMap) -> None:
         """Moves a map of this iteration into the plan now followed, by its slots."""
-        assert self._table is not None
-        storage_of = self._table.storage_of
+        assert self.table is not None
+        storage_of = self.table.storage_of
         storages = (storage_of.get(slot, -1) for slot in live.slots.name_present())
         storage = next((storage for storage in storages if storage >= 0), -1)
         self.move(live, -1 if storage in self._maps else storage)
 
     def move_by_label(self, live: LiveMap, label: str) -> None:
         """Moves a parameter or state into the plan now followed, by its name."""
-        assert self._table is not None
-        self.move(live, self._table.crossing.get(label, -1))
+        assert self.table is not None
+        self.move(live, self.table.crossing.get(label, -1))
 
     def move(self, live: LiveMap, storage: int) -> None:
         """Makes a map of the former plan a storage of this one, with its host copy.

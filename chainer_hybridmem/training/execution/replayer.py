@@ -110,7 +110,6 @@ class Recipes:
         self._on_gpu = device.kind == 'cuda'
         if self._on_gpu:
             dropout_states.watch()
-        self._table: ActionTable | None = None
         self.replayed: Collection[int] | None = ()
         self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
         self._count_updates: Callable[[], int] = lambda: 0
@@ -127,27 +126,27 @@ class Recipes:
         self._drawn: Hashable = None  # before the forward under way
 
     # -- iterations -----------------------------------------------------------
-    def begin(self, table: ActionTable | None, may_switch: bool) -> None:
+    def begin(self, may_switch: bool) -> None:
         """Starts an iteration.
 
         Args:
-            table: The plan; None if there is none.
             may_switch: Whether the iteration may go on with another plan.
         """
         self._may_switch = may_switch
         self._running = {}
-        self._follow(table)
+        self._follow()
+        table = self._table
         if table is not None:
             origin, updates = self._maps.ledger.origin, self._count_updates()
             threads = () if self._on_gpu else blas.count_threads()
             self._beginnings[origin] = _Beginning(table, updates, threads)
 
-    def switch(self, table: ActionTable) -> None:
+    def switch(self) -> None:
         """Goes on with another plan; see [iterations that change]."""
-        self._follow(table)
+        self._follow()
         beginning = self._beginnings.get(self._maps.ledger.origin)
-        if beginning is not None:
-            beginning.table = table
+        if beginning is not None and self._table is not None:
+            beginning.table = self._table
         for number, known in self._running.items():
             function = known()
             if function is not None:
@@ -155,10 +154,15 @@ class Recipes:
 
     def end(self) -> None:
         """No plan is followed from here on."""
-        self._follow(None)
+        self._follow()
 
-    def _follow(self, table: ActionTable | None) -> None:
-        self._table = table
+    @property
+    def _table(self) -> ActionTable | None:
+        """The plan that is followed."""
+        return self._maps.planned.table
+
+    def _follow(self) -> None:
+        table = self._table
         self._sources.clear()
         self.replayed = ()
         if table is not None:
@@ -177,8 +181,9 @@ class Recipes:
         self._look_up(k, function, known)
 
     def _look_up(self, k: int, function: Any, known: LiveFunction) -> None:
-        assert self._table is not None
-        recipe = self._table.recipes.get(k)
+        table = self._table
+        assert table is not None
+        recipe = table.recipes.get(k)
         if recipe is not None:
             if known.pristine is None:  # it was trusted when the plan was made
                 known.note_drawn()
@@ -228,9 +233,10 @@ class Recipes:
 
     def keep_sources(self, k: int, function: Any) -> None:
         """Keeps what forward operation k has made, where the plan says so."""
-        if self._table is None:
+        table = self._table
+        if table is None:
             return
-        for output in self._table.sources.get(k, ()):
+        for output in table.sources.get(k, ()):
             node = function.outputs[output]()
             array = None if node is None else graph.node_array(node)
             if array is not None:
@@ -238,9 +244,10 @@ class Recipes:
 
     def drop_sources(self, k: int) -> None:
         """Lets go of what the plan keeps for replays up to operation k only."""
-        if self._table is None:
+        table = self._table
+        if table is None:
             return
-        for operation, output in self._table.source_drops.get(k, ()):
+        for operation, output in table.source_drops.get(k, ()):
             known = self.find_running(operation)
             function = None if known is None else known()
             node = None if function is None else function.outputs[output]()
