@@ -17,7 +17,7 @@ from chainer_hybridmem.training.execution.live_map import LiveMap
 import chainer
 import pytest
 
-from .fuzz import interruptions
+from .fuzz import interruptions, schedules
 from .fuzz.cases import draw
 from .fuzz.checking import Result, check
 from .fuzz.training import READS
@@ -106,3 +106,10 @@ def test_ctrl_c_leaves_something(
     assert 'a hook is left' in capsys.readouterr().out
     ends = subject._replace(interrupt=lambda interruption: os._exit(7))
     assert interruptions.find_fault(ends, ('', 0)) == 'the process ended with 7'
+
+
+@pytest.mark.parametrize('name', schedules.SWITCHES)
+def test_what_drawn_schedules_switch_off_is_there(name: str) -> None:
+    """`python -m tests.fuzz.schedules` runs seldom."""
+    with schedules.SWITCHES[name]():
+        pass

@@ -133,7 +133,11 @@ def _draw_plan(chance: random.Random) -> dict[str, Any]:
     }
 
 
-def _never(*_: Any) -> bool:
+def _make_known(
+    executor: Executor, k: int, function: Any, before: Any = Executor.before_forward
+) -> bool:
+    """Begins a forward operation, of which no function is only noted."""
+    before(executor, k, function)
     return False
 
 
@@ -142,7 +146,9 @@ def _nothing(*_: Any) -> None:
 
 
 SWITCHES: dict[str, Callable[[], Any]] = {
-    'idle functions': lambda: mock.patch.object(Executor, 'is_idle', _never),
+    'idle functions': lambda: mock.patch.object(
+        Executor, 'before_forward', _make_known
+    ),
     'prefetching': lambda: mock.patch.object(Prefetcher, 'prefetch', _nothing),
 }
 
