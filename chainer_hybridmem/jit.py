@@ -260,6 +260,13 @@ def clock() -> float:
     return timing.now() - compiling_seconds()
 
 
+@functools.cache
+def _digest(module: ModuleType) -> str:
+    """Of a module's source; dozens of functions use the same ones."""
+    source = pathlib.Path(str(module.__file__)).read_bytes()
+    return hashlib.sha256(source).hexdigest()
+
+
 class _Index(IndexDataCacheFile):
     """One that another version of the sources may have written.
 
@@ -291,10 +298,7 @@ class _Cache(FunctionCache):
         made._cache.__class__ = cls
         index = made._cache._cache_file
         index.__class__ = _Index
-        digest = hashlib.sha256()
-        for module in uses:
-            digest.update(pathlib.Path(str(module.__file__)).read_bytes())
-        index._source_stamp = (index._source_stamp, digest.hexdigest())
+        index._source_stamp = (index._source_stamp, *map(_digest, uses))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)

@@ -196,9 +196,16 @@ class Recorder:
         Args:
             nbytes: What this one sends, and receives.
         """
-        step = Step('all-reduce', Phase.ALL_REDUCE, self._hook, -1, ())
-        step.exchanged_bytes = nbytes
-        self._steps.append(step)
+        self._steps.append(
+            Step(
+                'all-reduce',
+                Phase.ALL_REDUCE,
+                self._hook,
+                -1,
+                (),
+                exchanged_bytes=nbytes,
+            )
+        )
 
     def all_reduce_ends(self) -> None:
         """After that: the update begins."""

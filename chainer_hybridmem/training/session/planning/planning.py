@@ -269,9 +269,8 @@ class Planning:
     ) -> Plan | None:
         """The planner's plan for new times if it is clearly better than the old one.
 
-        Or if only times, or the time that finding one takes, have spoken against an
-        arena, and these do not. If the bound for these times leaves nothing to gain,
-        none is made.
+        Or if it has an arena that fits, where no plan had one. If the bound for these
+        times leaves nothing to gain, none is made.
         """
         bound_seconds = self._lower_bound_seconds(guide, problem)
         if guide.arena.wanted and seconds <= bound_seconds * (1 + LEAST_GAIN):
