@@ -335,7 +335,7 @@ def test_a_write_before_it_leaves_again(drops, held, device):
     variable.retain_data()
     node = variable.node
     live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
-    live.uses.add(1)
+    live.expect_read(1)
     slot = Slot(0, SlotKind.INPUT, 0)
     live.add(graph.refer(slot, node, device.arrays.capture(array)))
     del array, variable

@@ -535,7 +535,7 @@ def retained(device, array):
     variable = chainer.Variable(array)
     variable.retain_data()
     live = LiveMap(device, device.arrays.allocation_id(array), array.nbytes)
-    live.uses.add(1)  # backward will read it
+    live.expect_read(1)  # backward will read it
     reference = graph.refer(
         Slot(0, SlotKind.INPUT, 0), variable.node, device.arrays.capture(array)
     )

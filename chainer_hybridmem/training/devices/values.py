@@ -9,6 +9,7 @@ Note: [identity]
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any, NamedTuple
 
 from chainer_hybridmem.planning.records.plan import Tier
@@ -35,6 +36,10 @@ class View(NamedTuple):
     strides: tuple[int, ...]
     dtype: str
     writeable: bool = True
+
+
+# Arrays look at memory in few ways: maps share what says so.
+find_view = functools.lru_cache(maxsize=4096)(View)
 
 
 class PoolFigures(NamedTuple):

@@ -78,7 +78,6 @@ class Executor:
         )
         self.awaits_forward = False
         self._busy: Collection[int] | None = None  # operations; None: all
-        self._found: Callable[[Any], None] = lambda function: None
         maps.answer_reads(weakref.WeakMethod(self._restorer.answer_read))
 
     # -- what others are told -------------------------------------------------
@@ -91,21 +90,14 @@ class Executor:
         """Whether backward may still read a map."""
         return bool(live.uses) and self.functions.may_read(live)
 
-    def report_to(
-        self,
-        found: Callable[[Any], None],
-        asked: Asked,
-        count_updates: Callable[[], int],
-    ) -> None:
+    def report_to(self, asked: Asked, count_updates: Callable[[], int]) -> None:
         """Says who wants to know of functions, in every iteration.
 
         Args:
-            found: Gets each function that is known to have left maps.
             asked: Gets a function and the slots of its maps when the program reads
                 what is away, or may be.
             count_updates: Tells how often parameters have been updated.
         """
-        self._found = found
         self._recipes.ask_for_updates(count_updates)
         self._restorer.tell_asked(asked)
 
@@ -302,9 +294,7 @@ class Executor:
             maps.extend(live for live in self.evictor.busy if live not in maps)
             for live in maps:
                 live.outlive()
-        known.note_maps(maps)
-        if maps:
-            self._found(function)
+        known.note_maps(maps or ())
         if self.observers.members:
             self.observers.made(maps)
 
@@ -352,7 +342,7 @@ class Executor:
         else:
             for live in maps:
                 live.slots.forget_replaced()
-                live.uses.discard(known.serial)
+                live.end_read(known.serial)
             self.evictor.let_go(maps)
         if self._prefetcher.active:
             self._prefetcher.close_window()
@@ -461,6 +451,6 @@ class Executor:
             known = self.functions.find(function)
             if known is not None:
                 for live in known.maps:
-                    live.uses.discard(known.serial)
+                    live.end_read(known.serial)
         for function in running:
             self.evictor.hold(self.maps.find(function))

@@ -7,7 +7,7 @@ weak reference finds that memory again without keeping it alive.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from chainer_hybridmem.planning.records.profile import Slot, SlotKind
@@ -39,47 +39,38 @@ def compute_uncounted_fingerprint(array: Array) -> int:
 Prints = dict[View, int]  # fingerprint of what each view shows
 
 
-class GraphSlots:
-    """Reads, fills and clears all slots of one allocation.
+class GraphSlots(list[SlotRef]):
+    """Reads, fills and empties all slots of one allocation.
 
-    Attributes:
-        references (list of SlotRef): These; those of earlier iterations come first.
+    Those of earlier iterations come first.
     """
 
-    __slots__ = ('_device', '_older', 'references')
+    __slots__ = '_device', '_older'
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._older = 0  # references that earlier iterations have made
-        self.references: list[SlotRef] = []
-
-    def __iter__(self) -> Iterator[SlotRef]:
-        return iter(self.references)
-
-    def __len__(self) -> int:
-        return len(self.references)
 
     def begin_iteration(self) -> None:
         """All slots so far belong to earlier iterations."""
-        self._older = len(self.references)
+        self._older = len(self)
 
     def forget_replaced(self) -> None:
         """Forgets the attributes to which their functions have given other arrays."""
-        references = self.references
-        replaced = [reference for reference in references if reference.replaced()]
+        replaced = [reference for reference in self if reference.replaced()]
         if replaced:
-            older = references[: self._older]
+            older = self[: self._older]
             self._older -= sum(reference in replaced for reference in older)
-            self.references[:] = [r for r in references if r not in replaced]
+            self[:] = [r for r in self if r not in replaced]
 
     # -- names ----------------------------------------------------------------
     def name_present(self) -> list[Slot]:
         """Names the slots that the present iteration has made."""
-        return [reference.slot for reference in self.references[self._older :]]
+        return [reference.slot for reference in self[self._older :]]
 
     def name_all(self) -> list[Slot]:
         """Names the slots of all iterations."""
-        return [reference.slot for reference in self.references]
+        return [reference.slot for reference in self]
 
     def name_made_by(self, operation: int) -> list[Slot]:
         """Names the slots that an operation of any iteration has made."""
@@ -87,31 +78,31 @@ class GraphSlots:
 
     def has_attribute(self) -> bool:
         """Whether a function keeps the array as an attribute."""
-        return any(r.slot.kind is SlotKind.ATTRIBUTE for r in self.references)
+        return any(r.slot.kind is SlotKind.ATTRIBUTE for r in self)
 
     def belong_to(self, owner: Any, keys: Collection[str]) -> bool:
         """Whether an owner has the array in these attributes, else as a node."""
         names = {key.partition('.')[0] for key in keys}
-        return any(reference.is_of(owner, names) for reference in self.references)
+        return any(reference.is_of(owner, names) for reference in self)
 
     # -- who has the array ----------------------------------------------------
     def are_alive(self) -> bool:
         """Whether any part of the graph can still ask for the array."""
-        return any(reference.owner() is not None for reference in self.references)
+        return any(reference.owner() is not None for reference in self)
 
     def are_held(self) -> bool:
         """Whether a Variable of the program has the array, as far as slots tell."""
-        return any(reference.held() for reference in self.references)
+        return any(reference.held() for reference in self)
 
     def are_replaced(self) -> bool:
         """Whether a Variable has got another array since."""
-        return any(r.node and r.replaced() for r in self.references)
+        return any(r.node and r.replaced() for r in self)
 
     def is_exclusive(self) -> bool:
         """Whether only the graph has the memory; False where that is not certain."""
         arrays: dict[int, Array] = {}
         fields: dict[int, set[object]] = {}  # of the graph, that refer to each array
-        for reference in self.references:
+        for reference in self:
             array = reference.get()
             if array is not None:
                 if reference.shared():
@@ -124,7 +115,7 @@ class GraphSlots:
     # -- contents -------------------------------------------------------------
     def find_array(self) -> Array | None:
         """The array of the first slot that has one now."""
-        for reference in self.references:
+        for reference in self:
             array = reference.get()
             if array is not None:
                 return array
@@ -138,22 +129,22 @@ class GraphSlots:
     def fill(self, root: Root) -> None:
         """Gives every slot its view of an allocation."""
         restore = self._device.arrays.restore
-        for reference in self.references:
+        for reference in self:
             reference.put(restore(root, reference.view))
 
-    def clear(self) -> None:
+    def empty(self) -> None:
         """Takes the array out of every slot."""
-        for reference in self.references:
+        for reference in self:
             reference.put(None)
 
     def find_living_views(self) -> set[View]:
         """How slots whose owners live look at the allocation."""
-        return {r.view for r in self.references if r.owner() is not None}
+        return {r.view for r in self if r.owner() is not None}
 
     def compute_prints(self) -> Prints:
         """Fingerprints of the contents as the graph has them; empty if it has none."""
         result: Prints = {}
-        for reference in self.references:
+        for reference in self:
             array = reference.get()
             if array is not None and reference.view not in result:
                 result[reference.view] = compute_uncounted_fingerprint(array)

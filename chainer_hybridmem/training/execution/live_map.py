@@ -175,7 +175,8 @@ class LiveMap:
         host (HostSide): Its host copy.
         prints (Fingerprints): What the contents must be.
         storage (int): Id in the profile; -1 if no plan knows it.
-        uses (set of int): Serial numbers of the functions whose backward reads it.
+        uses (tuple of int): Serial numbers of the functions whose backward is still to
+            read it. Python's collector does not count a tuple of numbers.
         outlives (bool): A backward will ask for it that is no part of the plan.
         may_be_written (bool): Others than the graph may have had it: no replay may take
             its place.
@@ -196,7 +197,7 @@ class LiveMap:
         self.prints = Fingerprints(device, self.slots)
         self.storage = -1
         self.outlives = self.may_be_written = False
-        self.uses: set[int] = set()
+        self.uses: tuple[int, ...] = ()
         self.state = State.RESIDENT
 
     # -- what the graph and the plan say --------------------------------------
@@ -224,13 +225,23 @@ class LiveMap:
         """Is no storage of a plan from here on."""
         self.follow(-1, None, None)
 
+    def expect_read(self, serial: int) -> None:
+        """The backward of a function will read it."""
+        if serial not in self.uses:
+            self.uses = (*self.uses, serial)
+
+    def end_read(self, serial: int) -> None:
+        """The backward of a function has read it."""
+        if serial in self.uses:
+            self.uses = tuple(use for use in self.uses if use != serial)
+
     def outlive(self) -> None:
         """A backward will ask for it that is no part of the plan."""
         self.outlives = True
 
     def add(self, reference: SlotRef) -> None:
         """Adds a reference that the graph has just made: the array may have changed."""
-        self.slots.references.append(reference)
+        self.slots.append(reference)
         self.host.valid = False
 
     def renew(self, root: Root) -> None:
@@ -250,7 +261,7 @@ class LiveMap:
         self.host.let_finish()
         self.host.end_copy()
         self.host.let_go(close=self.storage < 0)
-        self.slots.references.clear()
+        self.slots.clear()
         self.state = State.RESIDENT
 
     # -- to the host ----------------------------------------------------------
@@ -279,7 +290,7 @@ class LiveMap:
             return 0
         self.host.start_copy_out(self._device.arrays.root(array))
         self.state = State.LEAVING
-        self.slots.clear()
+        self.slots.empty()
         return self.nbytes
 
     def release(self) -> None:
@@ -457,7 +468,7 @@ class LiveMap:
     def _leave(self, state: State) -> None:
         if self.state is State.RESIDENT:
             self.state = state if self.slots else State.RESIDENT
-            self.slots.clear()
+            self.slots.empty()
         else:
             self.state = state
         self.host.end_copy()

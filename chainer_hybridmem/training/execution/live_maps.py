@@ -7,6 +7,7 @@ Note: [older graphs]
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -139,6 +140,8 @@ class PlannedMaps:
             self._copies[storage] = copy
 
 
+# Iterations have the same slots: their maps share what names one.
+_find_slot = functools.lru_cache(maxsize=1 << 14)(Slot)
 PURGED_MAPS = 4096  # known ones, from which on dead ones are forgotten
 
 
@@ -268,11 +271,11 @@ class LiveMaps:
                 last = array
             if live is None:
                 continue
-            slot = Slot(k, kind, key)
+            slot = _find_slot(k, kind, key)
             view = device_arrays.capture(array)
             reference = graph.refer(slot, owner, view, self._bring_back)
             live.add(reference)
-            live.uses.add(serial)
+            live.expect_read(serial)
             self._expect_use(live, slot)
             if type(reference) is graph.NodeRef:
                 reference.content.known = live

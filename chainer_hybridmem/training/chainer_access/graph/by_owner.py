@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -35,17 +35,19 @@ class Entries(Generic[Known]):
         by_id (dict): Entries by identity; what is not there is not known.
     """
 
-    __slots__ = ('by_id',)
+    __slots__ = '_pop', 'by_id'
 
     def __init__(self) -> None:
         self.by_id: dict[int, Known] = {}
+        self._pop = self.by_id.pop
 
     def forgetting(self, owner: Any) -> Callable[[Any], object]:
         """The callback of an object's entry, for its death.
 
-        It runs no code of Python's: Ctrl-C would fall into that and be lost.
+        It runs no code of Python's: Ctrl-C would fall into that and be lost. And it is
+        one object, where a partial is two: entries are many, and the collector counts.
         """
-        return functools.partial(self.by_id.pop, id(owner))  # the entry is the default
+        return types.MethodType(self._pop, id(owner))  # the entry is the default
 
     def find(self, owner: Any) -> Known | None:
         """What is known of an object, if anything is."""

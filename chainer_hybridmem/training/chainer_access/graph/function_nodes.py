@@ -82,14 +82,26 @@ def known_functions() -> set[str]:
     return {kind.__name__ for kind in found}
 
 
-def name_and_arrays(own: Any) -> tuple[str, ...]:
-    """Name of a :func:`target`'s class, and of arrays it has before its forward.
+def may_have_arrays(own: Any) -> bool:
+    """Whether a :func:`target` may have arrays as attributes, or lists of them.
 
     An object whose ``__dict__`` nobody has asked for does without one, and reads its
     attributes faster. So only functions that seem to have arrays are asked.
     """
-    kinds = set(map(type, gc.get_referents(own)))
-    if dict not in kinds and ARRAY not in map(role_of, kinds):
+    values = gc.get_referents(own)
+    kinds = list(map(type, values))
+    if dict in kinds:  # perhaps its own
+        return True
+    pairs = zip(values, kinds, strict=True)
+    for value, kind in itertools.compress(pairs, map(role_of, kinds)):
+        if roles[kind] == ARRAY or ARRAY in map(role_of, map(type, value)):
+            return True
+    return False
+
+
+def name_and_arrays(own: Any) -> tuple[str, ...]:
+    """Name of a :func:`target`'s class, and of arrays it has before its forward."""
+    if not may_have_arrays(own):
         return (type(own).__name__,)
     values = vars(own)  # the dictionary may be its own
     are_arrays = map(ARRAY.__eq__, map(role_of, map(type, values.values())))

@@ -18,6 +18,7 @@ from chainer_hybridmem.training.chainer_access.graph.by_owner import ByOwner
 from chainer_hybridmem.training.chainer_access.graph.function_nodes import (
     ARRAY,
     FRAMEWORK,
+    may_have_arrays,
     role_of,
     roles,
     target,
@@ -74,8 +75,11 @@ def attribute_arrays(
     function: Any, owns: Callable[[Any], bool]
 ) -> list[tuple[str, Array]]:
     """Arrays kept as attributes, also inside one list or tuple."""
-    found = []
-    own = vars(target(function))
+    found: list[tuple[str, Array]] = []
+    kept_by = target(function)
+    if not may_have_arrays(kept_by):
+        return found
+    own = vars(kept_by)
     names = list(itertools.filterfalse(FRAMEWORK.__contains__, own))
     values = list(map(own.__getitem__, names))
     pairs = zip(names, values, strict=True)

@@ -57,10 +57,10 @@ class _Ref:
 
     __slots__ = 'owner', 'slot', 'view'
 
-    def __init__(self, slot: Slot, owner: Any, view: View) -> None:
+    def __init__(self, slot: Slot, owner: weakref.ref[Any], view: View) -> None:
         self.slot = slot
         self.view = view
-        self.owner = weakref.ref(owner)
+        self.owner = owner
 
     @property
     def node(self) -> Any:
@@ -93,9 +93,9 @@ class NodeRef(_Ref):
     def __init__(
         self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
     ) -> None:
-        super().__init__(slot, owner, view)
         self.content: Content = find_content(owner)
         self.content.bring_back = bring_back
+        super().__init__(slot, self.content, view)
 
     @property
     def node(self) -> Any:
@@ -148,7 +148,7 @@ class AttributeRef(_Ref):
     def __init__(
         self, slot: Slot, owner: Any, view: View, bring_back: BringBack | None
     ) -> None:
-        super().__init__(slot, owner, view)
+        super().__init__(slot, weakref.ref(owner), view)
         self._bring_back = bring_back
         self.attribute = str(slot.key)
         if slot.kind is SlotKind.RETAINED:

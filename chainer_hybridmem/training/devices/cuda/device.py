@@ -35,7 +35,13 @@ from chainer_hybridmem.training.devices.references import (
     held_by_none_but,
 )
 from chainer_hybridmem.training.devices.swap_store.store import Store
-from chainer_hybridmem.training.devices.values import Array, PlaceFigures, Root, View
+from chainer_hybridmem.training.devices.values import (
+    Array,
+    PlaceFigures,
+    Root,
+    View,
+    find_view,
+)
 
 if TYPE_CHECKING:
     from chainer_hybridmem.planning.layouts.arena import Arena
@@ -148,7 +154,7 @@ class CudaArrays(Arrays):
     def capture(self, array: Array) -> View:
         pointer = array.data
         offset_bytes = pointer.ptr - pointer.mem.ptr if array.size else 0
-        return View(offset_bytes, array.shape, array.strides, array.dtype.str)
+        return find_view(offset_bytes, array.shape, array.strides, array.dtype.str)
 
     def restore(self, root: Root, view: View) -> Array:
         pointer = self._new_pointer(root, view.offset_bytes)

@@ -51,23 +51,33 @@ class HostCompletion(Completion):
 
     Attributes:
         spoilt (bool): The space in the store does not have the contents (yet).
-        event (threading.Event): Set once the copy has finished or failed.
+        finished (bool): The copy has finished or failed.
         error (Exception or None): Why it failed.
         began (float): When the copy began, on the clock of ``perf_counter``.
         ended (float): When it ended.
     """
 
-    __slots__ = ('_thread', 'began', 'ended', 'error', 'event', 'spoilt')
+    __slots__ = '_runs', '_thread', 'began', 'ended', 'error', 'finished', 'spoilt'
 
     def __init__(self, thread: Worker | None, outward: bool) -> None:
         self._thread = thread
         self.spoilt = outward
-        self.event = threading.Event()
+        self.finished = False
+        # An event would be four objects, for each copy of a small map, too.
+        self._runs = None if thread is None else threading.Lock()
+        if self._runs is not None:
+            self._runs.acquire()
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
 
     def done(self) -> bool:
-        return self.event.is_set()
+        return self.finished
+
+    def end(self) -> None:
+        """The copy has finished or failed."""
+        self.finished = True
+        if self._runs is not None:
+            self._runs.release()
 
     def after(self, origin: Mark) -> tuple[float, float]:
         return self.began - origin, self.ended - origin
@@ -78,13 +88,13 @@ class HostCompletion(Completion):
         Raises:
             SwapStoreError: If the worker has died with it.
         """
-        thread = self._thread
-        if thread is None:  # it was made at once
+        thread, runs = self._thread, self._runs
+        if thread is None or runs is None:  # it was made at once
             return
-        while thread.runs:
-            if self.event.wait(_ALIVE_SECONDS):
-                return
-        if not self.event.is_set():
+        while thread.runs and not self.finished:
+            if runs.acquire(timeout=_ALIVE_SECONDS):
+                runs.release()  # for others who wait
+        if not self.finished:
             raise SwapStoreError(
                 f'the thread {thread.name} has died before a copy of a feature '
                 f'map had finished; run the iteration again.'
@@ -241,7 +251,7 @@ class CopyThread:
                 completion.error = _failure(job.transfer.nbytes, job.outward, error)
             # See Note: [frees in the main thread].
             del job
-            completion.event.set()
+            completion.end()
 
     def _finish(self, job: _Job) -> None:
         """Makes a copy in the thread of the program."""
@@ -251,7 +261,7 @@ class CopyThread:
         except Exception as error:
             completion.error = _failure(job.transfer.nbytes, job.outward, error)
         finally:
-            completion.event.set()
+            completion.end()
 
     def _execute(self, job: _Job) -> None:
         transfer = job.transfer

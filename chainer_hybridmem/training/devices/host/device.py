@@ -36,6 +36,7 @@ from chainer_hybridmem.training.devices.values import (
     PlaceFigures,
     Root,
     View,
+    find_view,
 )
 
 if TYPE_CHECKING:
@@ -214,12 +215,12 @@ class HostArrays(Arrays):
 
     def capture(self, array: Array) -> View:
         offset = address_of(array) - address_of(root_of(array))
-        return View(
-            offset_bytes=offset if array.size else 0,
-            shape=array.shape,
-            strides=array.strides,
-            dtype=array.dtype.str,
-            writeable=array.flags.writeable,
+        return find_view(
+            offset if array.size else 0,
+            array.shape,
+            array.strides,
+            array.dtype.str,
+            array.flags.writeable,
         )
 
     def restore(self, root: Root, view: View) -> Array:

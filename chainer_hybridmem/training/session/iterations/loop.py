@@ -122,9 +122,7 @@ class Loop(chainer.FunctionHook):
         self._ledger = runtime.executor.ledger
         self._meet: Callable[[type], None] | None = None
         self._settings: tuple[dict[str, Any], ...] = ({}, {})  # of this thread, of all
-        self._executor.report_to(
-            self._guard_found, self._note_read, arrays.sum_known_updates
-        )
+        self._executor.report_to(self._note_read, arrays.sum_known_updates)
         self._splitter.ask_for_labels(self._find_label)
 
     def enter(self, meet: Callable[[type], None] | None) -> None:
@@ -200,11 +198,12 @@ class Loop(chainer.FunctionHook):
                 self._rules.note(function, self._find_label(), k)
             splitter.place = k, 0
             if not k % GUARDED:
-                graph.add_local_hook(function, self._guard)
                 self._ledger.forget_dead()
         else:
             key = key or make_forward_key(function, in_data)
             self._start_known_forward(iteration, k, function, in_data, key)
+        if not k % GUARDED:
+            graph.add_local_hook(function, self._guard)
         if type(function) in splitter.kinds:
             splitter.awaited = id(function)
 
@@ -362,10 +361,6 @@ class Loop(chainer.FunctionHook):
         self._executor.complete(k, function)
         if recorder is not None and k >= 0:
             recorder.forward_complete(k, function)
-
-    def _guard_found(self, function: Any) -> None:
-        """A backward in another thread would miss what is away."""
-        graph.add_local_hook(function, self._guard)
 
     # -- quiet iterations: functions are noted and nothing else ---------------
     def _bring_back_quietly(self, iteration: Iteration, k: int, function: Any) -> None:
