@@ -392,9 +392,7 @@ def retained(device, array):
     slot = Slot(0, SlotKind.INPUT, 0)
     reference = graph.refer(slot, variable.node, device.arrays.capture(array))
     live.add(reference)
-    checks = verifier.Verifier(
-        device, chainer.Chain(), lambda: verifier.Followed(None, None)
-    )
+    checks = verifier.Verifier(chainer.Chain(), lambda: verifier.Followed(None, None))
     return variable, live, checks
 
 

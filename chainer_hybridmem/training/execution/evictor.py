@@ -260,7 +260,7 @@ class Evictor:
         rules (PassiveRules): Tell which leave last.
 
     Attributes:
-        operation (int): Counts operations, of all iterations.
+        operation (int): Counts the operations before which the executor does anything.
         spare (dict): Arrays by node that are given up first.
         rules (PassiveRules): Likewise.
         busy (set of LiveMap): Maps that backward functions under way read.

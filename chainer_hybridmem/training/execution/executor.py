@@ -174,7 +174,7 @@ class Executor:
         self._planned.end()
         self._recipes.end()
 
-    def forget_dead(self) -> None:
+    def end_iteration(self) -> None:
         """Ends an iteration: forgets the maps of graphs that have died.
 
         And parameters that were made in it: a link that learns its size from its first
@@ -185,8 +185,8 @@ class Executor:
         self.maps.forget_dead()
 
     def settle(self) -> None:
-        """Like :meth:`forget_dead`; living graphs keep what they need."""
-        self.forget_dead()
+        """Like :meth:`end_iteration`; living graphs keep what they need."""
+        self.end_iteration()
         self.maps.end_iteration()
 
     def close(self, whole: bool = False) -> None:

@@ -365,12 +365,12 @@ class LiveMaps:
         return all(live.state is State.RESIDENT for live in self)
 
     @property
-    def wait_for_backward(self) -> bool:
+    def have_pending_backward(self) -> bool:
         """Whether a backward that has not come yet will read one of them."""
         return any(live.uses and live.slots.are_alive() for live in self)
 
     @property
-    def older_bytes(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes of all maps on the device; between iterations those of older graphs."""
         return sum(live.nbytes for live in self if not live.is_away)
 

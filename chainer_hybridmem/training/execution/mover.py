@@ -24,8 +24,10 @@ T = TypeVar('T')
 class Observer:
     """Listens to the executor; what it does not override goes by.
 
+    What wraps an action (``move``, ``wait``, ``replay``, ``run_again``) has to do it.
+
     Attributes:
-        judges (bool): Whether it follows every feature map, and tells by itself if a
+        judges (bool): Whether it looks at every feature map, and tells by itself if a
             replay has made another one.
         follows (bool): Whether it is told that nothing moves before an operation.
     """

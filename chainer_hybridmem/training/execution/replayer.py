@@ -54,7 +54,7 @@ import contextvars
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from chainer_hybridmem import blas
@@ -122,7 +122,6 @@ class Recipes:
         self._sources: weakref.WeakKeyDictionary[Any, Array] = (
             weakref.WeakKeyDictionary()
         )  # what the plan keeps for replays, by node
-        self._recalls = False
         self._drawn: Hashable = None  # before the forward under way
 
     # -- iterations -----------------------------------------------------------
@@ -150,7 +149,7 @@ class Recipes:
         for number, known in self._running.items():
             function = known()
             if function is not None:
-                self._look_up(number, function, known)
+                self._look_up(number, known)
 
     def end(self) -> None:
         """No plan is followed from here on."""
@@ -178,9 +177,9 @@ class Recipes:
         known = self._maps.functions.know(function)
         if trust.is_trusted(function):
             known.keep_pristine(graph.pristine(function))
-        self._look_up(k, function, known)
+        self._look_up(k, known)
 
-    def _look_up(self, k: int, function: Any, known: LiveFunction) -> None:
+    def _look_up(self, k: int, known: LiveFunction) -> None:
         table = self._table
         assert table is not None
         recipe = table.recipes.get(k)
@@ -285,30 +284,21 @@ class Recipes:
         """The function that makes an array again exactly, if there is one."""
         node = reference.node
         function = reference.function if node is None else node.creator_node
-        recipe = self.find_recipe(function)
+        recipe = self.recall_recipe(function)
         if recipe is None:
             return None
         # A replay begins with some attributes, as with the mask of a dropout.
         given = reference.slot.kind is SlotKind.ATTRIBUTE
         return None if given and reference.slot.key in recipe.attributes else function
 
-    def find_recipe(self, function: Any) -> Recipe | None:
+    def recall_recipe(self, function: Any) -> Recipe | None:
         """How a function runs again exactly, if it can."""
         known = self._maps.functions.find(function)
-        if self._recalls and (known is None or known.recipe is None):
+        if known is None or known.recipe is None:
             known = self._recall(function, known)
         if known is None or known.pristine is None:  # no plan was followed then
             return None
         return known.recipe if known.recipe is not None and known.recipe.exact else None
-
-    @contextlib.contextmanager
-    def recalling(self) -> Iterator[None]:
-        """Functions that no replay was to run get recipes, where they are asked for."""
-        former, self._recalls = self._recalls, True
-        try:
-            yield
-        finally:
-            self._recalls = former
 
     def _find_beginning(self, known: LiveFunction) -> _Beginning | None:
         """That of the iteration that has run a function, if it is known."""
@@ -368,7 +358,7 @@ class Recipes:
         Args:
             function: It runs again.
         """
-        recipe = self.find_recipe(function)
+        recipe = self.recall_recipe(function)
         known = self._maps.functions.find(function)
         if known is None or recipe is None:
             return []
@@ -433,11 +423,10 @@ class Restorer:
         if live.state is State.GONE:
             self._mover.counters.count_restore()
             try:
-                with self._recipes.recalling():
-                    for source in self._find_gone_sources(live):
-                        self._make_again(source)
-                        self._temporaries.clear()
-                    self._make_again(live)
+                for source in self._find_gone_sources(live):
+                    self._make_again(source)
+                    self._temporaries.clear()
+                self._make_again(live)
             finally:
                 self._temporaries.clear()
 
@@ -510,12 +499,11 @@ class Restorer:
         """
         products: dict[int, Array] = {}
         try:
-            with self._recipes.recalling():  # views of what the plan keeps
-                for replay in replays:
-                    recipe = recipes[replay.operation]
-                    act = functools.partial(self._replay, replay, recipe, products)
-                    act = functools.partial(self._run_unless_written, act)
-                    self._observers.replay(replay.operation, act)
+            for replay in replays:
+                recipe = recipes[replay.operation]
+                act = functools.partial(self._replay, replay, recipe, products)
+                act = functools.partial(self._run_unless_written, act)
+                self._observers.replay(replay.operation, act)
         finally:
             self._temporaries.clear()
 
@@ -615,7 +603,7 @@ class Restorer:
     # -- one function ---------------------------------------------------------
     def _run(self, function: Any) -> tuple[Any, Any]:
         """Runs a forward again; returns its outputs and the object with attributes."""
-        recipe = self._recipes.find_recipe(function)
+        recipe = self._recipes.recall_recipe(function)
         known = self._maps.functions.know(function)
         before = known.pristine
         if known.recipe is None and known.drew:

@@ -87,17 +87,13 @@ class Verifier(Observer):
     """Follows the feature maps of one iteration; the executor tells it what happens.
 
     Args:
-        device (Device): Where they are.
         model (Link): Its statistics must not change in a replay.
         followed (callable): Tells what is followed.
     """
 
     judges = True
 
-    def __init__(
-        self, device: Device, model: Any, followed: Callable[[], Followed]
-    ) -> None:
-        self._device = device
+    def __init__(self, model: Any, followed: Callable[[], Followed]) -> None:
         self._model = model
         self._followed = followed
         self._backward = False
@@ -266,7 +262,7 @@ class Verification:
         wanted_iterations: int,
         followed: Callable[[], Followed],
     ) -> None:
-        self._make = lambda: Verifier(device, model, followed)
+        self._make = lambda: Verifier(model, followed)
         self._wanted_iterations = wanted_iterations
         self._verdict = Verdict(0, 0, 0, 0, 0.0)
 

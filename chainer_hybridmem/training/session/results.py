@@ -163,7 +163,7 @@ def collect_statistics(
         'planner': options.planner,
         **_count_iterations(history),
         'limit_bytes': options.limit_bytes,
-        **_device_memory(maxima, plan, problem),
+        **_device_memory(maxima, plan),
         **_plain_memory(history, problem),
         **_arena(options, guide),
         'placed': recent.median_int('placed'),
@@ -214,9 +214,7 @@ def _count_iterations(history: IterationHistory) -> Figures:
     }
 
 
-def _device_memory(
-    maxima: list[Entry], plan: Plan | None, problem: Problem | None
-) -> Figures:
+def _device_memory(maxima: list[Entry], plan: Plan | None) -> Figures:
     return {
         'peak_bytes': _most(maxima, 'peak_bytes'),
         'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,

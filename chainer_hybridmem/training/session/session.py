@@ -161,7 +161,7 @@ class Session:
             runtime, arrays, guidebook, history, self.detail
         )
         self._explainer = OutOfMemoryExplainer(model, runtime, arrays, observation)
-        self._overrun = Overrun(runtime, arrays, observation, self._explainer)
+        self._overrun = Overrun(runtime, arrays, self._explainer)
         planning.exceeds_limit = lambda: self._overrun.is_under_way
         self._loop = self._make_loop(observation)
         self._all_reduce = AllReduce(runtime, lambda: self._loop.iteration)
@@ -354,7 +354,7 @@ class Session:
         guide = self._results.find_planned()
         if guide is None or guide.problem is None:
             raise self._results.make_error('profile')
-        if self._loop.iteration.is_incomplete:
+        if self._loop.iteration.is_under_way:
             raise SessionError('An iteration is under way; replan between iterations.')
         self.finish_iteration()
         return outside_limit(self._planning.replan, guide, planner, options)

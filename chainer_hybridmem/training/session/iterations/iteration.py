@@ -26,7 +26,8 @@ class Following:
             unknown.
         expected (tuple of OperationKey or None): The guide's operations, as long as
             those that come are compared with them.
-        operations (list of OperationKey): Those that have begun.
+        operations (list of OperationKey): Those that have begun; of a quiet iteration
+            the first one.
         tried (bool): Whether it has begun with a draft.
         whole (bool): Whether it has followed one guide alone.
         deviated (bool): Whether it has left what it followed for nothing.
@@ -212,7 +213,7 @@ class Iteration:
         return self.started and self.backward_seen and not self.depth
 
     @property
-    def is_incomplete(self) -> bool:
+    def is_under_way(self) -> bool:
         """Whether it is in forward or backward."""
         return self.depth > 0 or (self.started and not self.backward_seen)
 

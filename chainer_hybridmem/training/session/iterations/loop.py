@@ -110,7 +110,6 @@ class Loop(chainer.FunctionHook):
         self._rules = runtime.executor.evictor.rules
         self._splitter = runtime.splitter
         self._instruments = runtime.instruments
-        self._options = runtime.options
         self._arrays = arrays
         self._guidebook = guidebook
         self._host_share = host_share
@@ -437,7 +436,7 @@ class Loop(chainer.FunctionHook):
         self, iteration: Iteration, guide: Guide | None, key: OperationKey
     ) -> bool:
         """Begins an iteration of which nothing is to be found out, if it is one."""
-        if guide is not None or self._observation.wants_recording(guide, key):
+        if guide is not None or self._observation.wants_recording(key):
             return False
         executor = self._executor
         if executor.maps.knows_any:
@@ -469,7 +468,7 @@ class Loop(chainer.FunctionHook):
         else:
             self._follow(guide, may_switch)
             iteration.note_foreign(self._count_foreign(guide))
-        iteration.note_waiting(self._executor.maps.wait_for_backward)
+        iteration.note_waiting(self._executor.maps.have_pending_backward)
         self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
         if self._instruments.recorder is not None:
@@ -498,7 +497,7 @@ class Loop(chainer.FunctionHook):
             initial_bytes = guide.forecast.initial_bytes
         else:
             return 0
-        held_bytes = self._device.memory.used_bytes - self._executor.maps.older_bytes
+        held_bytes = self._device.memory.used_bytes - self._executor.maps.resident_bytes
         return max(0, held_bytes - initial_bytes)
 
     # -- another guide ---------------------------------------------------------
@@ -604,7 +603,7 @@ class Loop(chainer.FunctionHook):
             if iteration.last is not None:
                 self._complete_last(iteration, iteration.last)
             self._end(iteration)
-            self._executor.forget_dead()
+            self._executor.end_iteration()
 
     def count_last(self) -> None:
         """Counts the last iteration of a session, which no other one has ended."""
@@ -667,7 +666,6 @@ class Loop(chainer.FunctionHook):
         if short_bytes > 0:
             self._overrun.exceed(
                 short_bytes,
-                iteration,
                 lambda: self.describe_progress(self._learning.next_number),
             )
 

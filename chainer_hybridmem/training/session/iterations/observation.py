@@ -64,14 +64,13 @@ class InstrumentSelector:
         """Whether iterations are recorded only once memory has been short."""
         return not (self._options.plans_anyway or self._instruments.trace_requested)
 
-    def wants_recording(self, guide: Guide | None, key: OperationKey) -> bool:
+    def wants_recording(self, key: OperationKey) -> bool:
         """Whether an iteration is to be recorded.
 
         Args:
-            guide: It begins like that one's; None if its signature is unknown.
             key: Of its first operation.
         """
-        return self._is_profiled(guide) or self._guidebook.wants_draft(key)
+        return self._is_profiled(None) or self._guidebook.wants_draft(key)
 
     def _is_profiled(self, guide: Guide | None) -> bool:
         if guide is None:

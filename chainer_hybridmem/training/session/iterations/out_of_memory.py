@@ -162,15 +162,12 @@ class OutOfMemoryExplainer:
             self._make_error, requested, used, iteration, moment, needs
         )
 
-    def describe(
-        self, requested: int, used: int, iteration: Iteration, moment: Moment
-    ) -> FailedAllocation:
+    def describe(self, requested: int, used: int, moment: Moment) -> FailedAllocation:
         """What did not fit, and what is there instead.
 
         Args:
             requested: Bytes asked for.
             used: Bytes in use.
-            iteration: Under way, or the last one.
             moment: When it was.
         """
         options, device = self._options, self._runtime.device
@@ -199,7 +196,7 @@ class OutOfMemoryExplainer:
         moment: Moment,
         needs: object,
     ) -> OutOfMemoryError:
-        failed = self.describe(requested, used, iteration, moment)
+        failed = self.describe(requested, used, moment)
         guide = iteration.following.guide
         forecast = None if guide is None else guide.forecast
         least, limit_bytes = used + requested, self._options.limit_bytes

@@ -19,7 +19,7 @@ Note: [beyond the limit]
     where some parameters are not updated for long, what that takes is not known. The
     error says so.
 
-What the machine does not have is refused as ever, and so is what something else
+    What the machine does not have is refused as ever, and so is what something else
     can be done about: a function that may run in parts, a trial.
 """
 
@@ -38,7 +38,6 @@ from chainer_hybridmem.planning.search.candidates import least_memory
 from chainer_hybridmem.training.session.guides.forecast import with_spare
 from chainer_hybridmem.training.session.guides.guide import Guide
 from chainer_hybridmem.training.session.iterations.iteration import Iteration
-from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.training.session.iterations.out_of_memory import (
     FailedAllocation,
     IterationProgress,
@@ -112,7 +111,6 @@ class Overrun:
     Args:
         runtime (Runtime): Runs iterations.
         arrays (ModelArrays): Of the model; updates make more of them.
-        observation (InstrumentSelector): Tells whether iterations are recorded.
         explainer (OutOfMemoryExplainer): Says what was refused.
 
     Attributes:
@@ -127,7 +125,6 @@ class Overrun:
         self,
         runtime: Runtime,
         arrays: ModelArrays,
-        observation: InstrumentSelector,
         explainer: OutOfMemoryExplainer,
     ) -> None:
         self._memory = runtime.device.memory
@@ -135,7 +132,6 @@ class Overrun:
         self._tell = runtime.tell
         self._options = runtime.options
         self._arrays = arrays
-        self._observation = observation
         self._explainer = explainer
         self._failed: FailedAllocation | None = None  # the first one
         self._beyond_bytes = 0
@@ -165,14 +161,12 @@ class Overrun:
     def exceed(
         self,
         short_bytes: int,
-        iteration: Iteration,
         describe: Callable[[], IterationProgress],
     ) -> None:
         """Lets what does not fit exceed the limit, if it may.
 
         Args:
             short_bytes: What is missing after all that can leave has left.
-            iteration: Under way, or the last one.
             describe: Tells how far it has come.
         """
         memory = self._memory
@@ -194,7 +188,6 @@ class Overrun:
                 self._explainer.describe,
                 memory.wanted_bytes,
                 self._memory.used_bytes,
-                iteration,
                 moment,
             )
             self._tell(
