@@ -18,7 +18,6 @@ Note: [by hand]
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 from typing import Any
@@ -31,19 +30,24 @@ from chainer_hybridmem.interrupts import begin_whole, held_back
 from chainer_hybridmem.planning.records.profile import (
     Category,
     Link,
-    Operation,
     Phase,
     Profile,
     Slot,
     SlotKind,
-    Storage,
-    measure_load,
 )
 from chainer_hybridmem.planning.records.specs import spec_of
 from chainer_hybridmem.training.chainer_access import graph, owners
 from chainer_hybridmem.training.chainer_access.models import name_device
 from chainer_hybridmem.training.devices import open_device
-from chainer_hybridmem.training.devices.protocol import Array, Device, Mark
+from chainer_hybridmem.training.devices.protocol import Array, Device
+from chainer_hybridmem.training.recording.profile_builder import ProfileBuilder
+from chainer_hybridmem.training.recording.steps import (
+    Allocations,
+    HookCall,
+    ModelMemory,
+    Recording,
+    Step,
+)
 
 _NO_LIMIT_BYTES = 2**50
 
@@ -104,29 +108,6 @@ _NO_LINK = Link(0.0, 1.0, 1.0)  # nothing is copied
 _EMPTY_BYTES = 1  # of an empty array; Chainer's checks of types make some
 
 
-@dataclasses.dataclass
-class _Step:
-    """One function as it was seen.
-
-    Attributes:
-        label: Name of the function.
-        specs: Of its inputs.
-        reads: Allocations of its inputs.
-        started: When.
-        first_event: Events before it.
-        ran_event: Events when it had computed.
-        slots: Allocations it has made or keeps.
-    """
-
-    label: str
-    specs: tuple[str, ...]
-    reads: tuple[int, ...]
-    started: Mark
-    first_event: int
-    ran_event: int = -1
-    slots: list[tuple[int, Slot]] = dataclasses.field(default_factory=list)
-
-
 class InferenceRecorder(chainer.FunctionHook):
     """Records while it is entered.
 
@@ -140,13 +121,14 @@ class InferenceRecorder(chainer.FunctionHook):
     def __init__(self, device: Device, parameters: list[Array]) -> None:
         self._device = device
         self._open = False
-        self._steps: list[_Step] = []
+        self._hooks: list[HookCall] = []
+        self._steps: list[Step] = []
+        self._ran: list[int] = []  # events when each step had computed
         self._running: Any = None  # the function, not those that it calls itself
         self._outputs: tuple[Array | None, ...] = ()
-        self._sizes: dict[int, int] = {}  # by allocation
+        self._allocations = Allocations(device)
         self._extents: dict[int, tuple[int, int]] = {}  # by allocation
         self._events: list[tuple[int, int]] = []
-        self._ended: Mark = None
         self._batch: set[int] = set()
         self._parameters = {self._identify(array) for array in parameters}
 
@@ -177,7 +159,7 @@ class InferenceRecorder(chainer.FunctionHook):
             return
         self._open = False
         super().__exit__(*error)
-        self._ended = self._device.clock.mark()
+        self._hooks.append(HookCall.now(self._device))
         self._events = self._device.memory.take_events()
 
     # -- hooks ----------------------------------------------------------------
@@ -185,7 +167,7 @@ class InferenceRecorder(chainer.FunctionHook):
         """A function begins; its outputs are caught, for no graph will have them."""
         if self._running is not None:
             return
-        device, forward = self._device, function.forward
+        forward = function.forward
 
         def catch(inputs: tuple[Array, ...]) -> tuple[Array, ...]:
             try:
@@ -193,20 +175,23 @@ class InferenceRecorder(chainer.FunctionHook):
             except BaseException:  # the program may go on without it
                 self._running = None
                 self._steps.pop()
+                self._hooks.pop()
                 raise
             return self._outputs
 
         self._running = function
         graph.replace_forward(function, catch)
         self._steps.append(
-            _Step(
+            Step(
                 graph.function_name(function),
+                Phase.FORWARD,
+                len(self._hooks),
+                -1,
                 tuple(spec_of(array) for array in in_data),
                 tuple(self._identify(array) for array in in_data),
-                device.clock.mark(),
-                device.memory.event_count,
             )
         )
+        self._hooks.append(HookCall.now(self._device))
 
     def forward_postprocess(self, function: Any, in_data: tuple[Array, ...]) -> None:
         """It has computed."""
@@ -214,16 +199,20 @@ class InferenceRecorder(chainer.FunctionHook):
             return
         self._running = None
         graph.restore_forward(function)
-        k, step = len(self._steps) - 1, self._steps[-1]
-        for index, array in enumerate(self._outputs):
-            if self._device.arrays.owns(array):
-                slot = Slot(k, SlotKind.OUTPUT, index)
-                step.slots.append((self._identify(array), slot))
-        for key, array in graph.attribute_arrays(function, self._device.arrays.owns):
-            slot = Slot(k, SlotKind.ATTRIBUTE, key)
-            step.slots.append((self._identify(array), slot))
+        k, owns = len(self._steps) - 1, self._device.arrays.owns
+        found = [
+            (array, Slot(k, SlotKind.OUTPUT, index))
+            for index, array in enumerate(self._outputs)
+            if owns(array)
+        ]
+        found += [
+            (array, Slot(k, SlotKind.ATTRIBUTE, key))
+            for key, array in graph.attribute_arrays(function, owns)
+        ]
+        made = [(self._identify(array), slot) for array, slot in found]
+        self._steps[k].products = tuple(made)
         self._outputs = ()
-        step.ran_event = self._device.memory.event_count
+        self._ran.append(self._device.memory.event_count)
 
     def _identify(self, array: Array) -> int:
         """The allocation of an array; see Note: [aliases]. 0 if it is unknown."""
@@ -232,8 +221,9 @@ class InferenceRecorder(chainer.FunctionHook):
         if not found:
             device.memory.adopt([array])
             found = device.arrays.allocation_id(array)
-        if found and found not in self._sizes:
-            self._sizes[found] = device.arrays.root_bytes(device.arrays.root(array))
+        sizes = self._allocations.sizes
+        if found and found not in sizes:
+            sizes[found] = device.arrays.root_bytes(device.arrays.root(array))
         if not isinstance(array, np.ndarray):
             return found
         address = array.__array_interface__['data'][0]
@@ -259,136 +249,73 @@ class InferenceRecorder(chainer.FunctionHook):
                 'The model has called no function of Chainer; there is nothing to '
                 'record.'
             )
-        return _Builder(self).build()
-
-
-class _Builder:
-    """Sorts a recording into a profile."""
-
-    def __init__(self, recorder: InferenceRecorder) -> None:
-        self.recorder = recorder
-        self.steps = recorder._steps
-        self.raw = [event for event, _ in recorder._events]
-        self.sizes = {**recorder._sizes, **{abs(e): n for e, n in recorder._events}}
-        self.firsts = [0, *(step.first_event for step in self.steps[1:])]
-        self.index: dict[int, int] = {}  # allocation to storage
-        seen = [abs(event) for event in self.raw]
-        for step in self.steps:
-            seen += [*step.reads, *(allocation for allocation, _ in step.slots)]
-        for allocation in (*seen, *recorder._sizes):
-            if allocation:
-                self.index.setdefault(allocation, len(self.index))
-        n = len(self.index)
-        self.malloc, self.free = [-1] * n, [-1] * n
-        for position, event in enumerate(self.raw):
-            moments = self.malloc if event > 0 else self.free
-            moments[self.index[abs(event)]] = position
-        self.events = tuple(
-            (1 if event > 0 else -1) * (self.index[abs(event)] + 1)
-            for event in self.raw
+        self._device.clock.synchronize()
+        self._find_slots()
+        profile = ProfileBuilder(self._make_recording()).build(
+            _NO_LINK, self._device.describe()
         )
-
-    def build(self) -> Profile:
-        device = self.recorder._device
-        device.clock.synchronize()
-        slots, uses = self._slots(), self._uses()
+        uses = self._find_uses(profile)
         storages = tuple(
-            self._storage(allocation, i, slots[i], sorted(uses[i]))
-            for allocation, i in self.index.items()
+            dataclasses.replace(
+                s, forward_uses=tuple(sorted(uses[s.id])), releasable_from=-1
+            )
+            for s in profile.storages
         )
-        return Profile(
-            operations=tuple(
-                self._operation(k, storages) for k in range(len(self.steps))
-            ),
-            storages=storages,
-            events=self.events,
-            recipes=(),
-            initial_bytes=sum(s.nbytes for s in storages if s.allocated_at < 0),
-            graph_end_event=len(self.raw),
-            link=_NO_LINK,
-            device=device.describe(),
+        initial_bytes = sum(s.nbytes for s in storages if s.allocated_at < 0)
+        return dataclasses.replace(
+            profile, storages=storages, initial_bytes=initial_bytes
         )
 
-    def _operation_at(self, position: int) -> int:
-        return bisect.bisect_right(self.firsts, position) - 1
-
-    def _slots(self) -> list[list[Slot]]:
-        result: list[list[Slot]] = [[] for _ in self.index]
-        for k, step in enumerate(self.steps):
-            for allocation, slot in step.slots:
-                if not allocation:
-                    continue
-                i = self.index[allocation]
-                made = self.malloc[i] >= 0 and self._operation_at(self.malloc[i]) == k
-                if made or slot.kind is SlotKind.OUTPUT:
-                    result[i].append(slot)
-        return result
-
-    def _uses(self) -> list[set[int]]:
-        """Operations that read each storage; see Note: [by hand]."""
-        uses: list[set[int]] = [set() for _ in self.index]
-        ends = [*(step.first_event for step in self.steps[1:]), len(self.raw)]
-        gaps = [(0, 0, self.steps[0].first_event)]  # before the first function
-        for k, step in enumerate(self.steps):
-            gaps.append((k, step.ran_event, ends[k]))
+    def _find_slots(self) -> None:
+        """Every allocation is a storage; its slots are where functions leave it."""
+        allocations, born = self._allocations, self._list_born()
+        for k, step in enumerate(self._steps):
+            first, end = self._hooks[k].first_event, self._hooks[k + 1].first_event
             for allocation in step.reads:
-                if allocation:
-                    uses[self.index[allocation]].add(k)
-        for k, start, end in gaps:
-            for position in range(start, end):
-                event = self.raw[position]
-                if event > 0 and self.sizes[event] > _EMPTY_BYTES:
-                    for i in self._alive(position):
-                        uses[i].add(k)
+                allocations.add_slots(allocation, ())
+            for allocation, slot in step.products:
+                made = first <= born.get(allocation, -1) < end
+                left = made or slot.kind is SlotKind.OUTPUT
+                allocations.add_slots(allocation, [slot] if left else ())
+        for allocation in allocations.sizes:
+            allocations.add_slots(allocation, ())
+
+    def _list_born(self) -> dict[int, int]:
+        """Where each allocation has been made."""
+        return {event: at for at, (event, _) in enumerate(self._events) if event > 0}
+
+    def _make_recording(self) -> Recording:
+        known = {*self._allocations.sizes, *(abs(event) for event, _ in self._events)}
+        # Also arrays of the model that are no parameters.
+        stays = known - self._list_born().keys() - (self._batch - self._parameters)
+        return Recording(
+            device=self._device,
+            hooks=self._hooks,
+            steps=self._steps,
+            raw_events=np.array(self._events, np.int64).reshape(-1, 2),
+            allocations=self._allocations,
+            model=ModelMemory(
+                dict.fromkeys(stays, Category.PARAMETER), {}, set(), set(), {}
+            ),
+            spans=[],
+            initial_bytes=0,
+            graph_end=-1,
+            draft=False,
+            merges_small=False,
+        )
+
+    def _find_uses(self, profile: Profile) -> list[set[int]]:
+        """Operations that read each storage; see Note: [by hand]."""
+        storages = profile.storages
+        uses = [set(storage.forward_uses) for storage in storages]
+        gaps = [(0, range(self._hooks[0].first_event))]  # before the first function
+        for k, ran in enumerate(self._ran):
+            gaps.append((k, range(ran, profile.span_of(k)[1])))
+        for k, gap in gaps:
+            for position in gap:
+                event = profile.events[position]
+                if event > 0 and storages[event - 1].nbytes > _EMPTY_BYTES:
+                    for s in storages:
+                        if s.allocated_at < position and not -1 < s.freed_at < position:
+                            uses[s.id].add(k)
         return uses
-
-    def _alive(self, position: int) -> list[int]:
-        return [
-            i
-            for i, (malloc, free) in enumerate(zip(self.malloc, self.free, strict=True))
-            if malloc < position and not -1 < free < position
-        ]
-
-    def _storage(
-        self, allocation: int, i: int, slots: list[Slot], uses: list[int]
-    ) -> Storage:
-        malloc, free = self.malloc[i], self.free[i]
-        producer = self._operation_at(malloc) if malloc >= 0 else -1
-        if producer >= 0:
-            category = Category.FEATURE_MAP if slots else Category.WORKSPACE
-        elif allocation in self.recorder._batch - self.recorder._parameters:
-            category = Category.INPUT
-        else:  # also arrays of the model that are no parameters
-            category = Category.PARAMETER
-        return Storage(
-            id=i,
-            nbytes=self.sizes[allocation],
-            category=category,
-            label=self.steps[producer].label if producer >= 0 else 'input',
-            producer=producer,
-            allocated_at=malloc,
-            freed_at=free,
-            forward_uses=tuple(uses),
-            slots=tuple(slots),
-        )
-
-    def _operation(self, k: int, storages: tuple[Storage, ...]) -> Operation:
-        step = self.steps[k]
-        last = k + 1 == len(self.steps)
-        end = len(self.raw) if last else self.firsts[k + 1]
-        ended = self.recorder._ended if last else self.steps[k + 1].started
-        events = self.events[self.firsts[k] : end]
-        made = {e - 1 for e in events if e > 0} - {-e - 1 for e in events if e < 0}
-        return Operation(
-            index=k,
-            label=step.label,
-            phase=Phase.FORWARD,
-            device_seconds=self.recorder._device.clock.elapsed(step.started, ended),
-            host_seconds=0.0,
-            reads=tuple(self.index[a] for a in step.reads if a),
-            writes=tuple(sorted(made)),
-            workspace_bytes=measure_load(events, storages)[1],
-            specs=step.specs,
-            forward=-1,
-            first_event=self.firsts[k],
-        )

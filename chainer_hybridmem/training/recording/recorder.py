@@ -107,9 +107,7 @@ class Recorder:
     # -- hooks ------------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        mark, now = self._device.clock.mark(), timing.now()
-        position = self._device.memory.event_count
-        self._hooks.append(HookCall(mark, mark, now, now, position, position))
+        self._hooks.append(HookCall.now(self._device))
 
     def leave(self) -> None:
         """The session's hook ends."""

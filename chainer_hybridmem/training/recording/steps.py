@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from chainer_hybridmem import timing
 from chainer_hybridmem.planning.records.profile import Category, Phase, Slot, Split
 from chainer_hybridmem.training.chainer_access.owners import Owner
 from chainer_hybridmem.training.devices.protocol import Device, Mark
@@ -24,6 +25,13 @@ class HookCall:
     left_seconds: float
     first_event: int
     end_event: int
+
+    @classmethod
+    def now(cls, device: Device) -> HookCall:
+        """A call that begins now, and so far has ended at once."""
+        mark, now = device.clock.mark(), timing.now()
+        position = device.memory.event_count
+        return cls(mark, mark, now, now, position, position)
 
 
 NOT_OF_DEVICE = 0  # in place of an allocation id
