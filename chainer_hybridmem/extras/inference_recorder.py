@@ -40,10 +40,10 @@ from chainer_hybridmem.training.chainer_access import graph, owners
 from chainer_hybridmem.training.chainer_access.models import name_device
 from chainer_hybridmem.training.devices import open_device
 from chainer_hybridmem.training.devices.protocol import Array, Device
+from chainer_hybridmem.training.recording.hooks import Hooks
 from chainer_hybridmem.training.recording.profile_builder import ProfileBuilder
 from chainer_hybridmem.training.recording.steps import (
     Allocations,
-    HookCall,
     ModelMemory,
     Recording,
     Step,
@@ -121,7 +121,7 @@ class InferenceRecorder(chainer.FunctionHook):
     def __init__(self, device: Device, parameters: list[Array]) -> None:
         self._device = device
         self._open = False
-        self._hooks: list[HookCall] = []
+        self._hooks = Hooks(device)
         self._steps: list[Step] = []
         self._ran: list[int] = []  # events when each step had computed
         self._running: Any = None  # the function, not those that it calls itself
@@ -159,7 +159,7 @@ class InferenceRecorder(chainer.FunctionHook):
             return
         self._open = False
         super().__exit__(*error)
-        self._hooks.append(HookCall.now(self._device))
+        self._hooks.enter()  # it ends the pass
         self._events = self._device.memory.take_events()
 
     # -- hooks ----------------------------------------------------------------
@@ -175,7 +175,7 @@ class InferenceRecorder(chainer.FunctionHook):
             except BaseException:  # the program may go on without it
                 self._running = None
                 self._steps.pop()
-                self._hooks.pop()
+                self._hooks.starts.pop()
                 raise
             return self._outputs
 
@@ -185,13 +185,12 @@ class InferenceRecorder(chainer.FunctionHook):
             Step(
                 graph.function_name(function),
                 Phase.FORWARD,
-                len(self._hooks),
-                -1,
-                tuple(spec_of(array) for array in in_data),
-                tuple(self._identify(array) for array in in_data),
+                specs=tuple(spec_of(array) for array in in_data),
+                reads=tuple(self._identify(array) for array in in_data),
             )
         )
-        self._hooks.append(HookCall.now(self._device))
+        self._hooks.enter()
+        self._hooks.leave(starts_operation=True)
 
     def forward_postprocess(self, function: Any, in_data: tuple[Array, ...]) -> None:
         """It has computed."""
@@ -269,8 +268,9 @@ class InferenceRecorder(chainer.FunctionHook):
     def _find_slots(self) -> None:
         """Every allocation is a storage; its slots are where functions leave it."""
         allocations, born = self._allocations, self._list_born()
+        calls, bounds = self._hooks.calls, self._find_bounds()
         for k, step in enumerate(self._steps):
-            first, end = self._hooks[k].first_event, self._hooks[k + 1].first_event
+            first, end = (calls[hook].first_event for hook in bounds[k])
             for allocation in step.reads:
                 allocations.add_slots(allocation, ())
             for allocation, slot in step.products:
@@ -279,6 +279,9 @@ class InferenceRecorder(chainer.FunctionHook):
                 allocations.add_slots(allocation, [slot] if left else ())
         for allocation in allocations.sizes:
             allocations.add_slots(allocation, ())
+
+    def _find_bounds(self) -> list[tuple[int, int]]:
+        return self._hooks.pair(self._hooks.starts)
 
     def _list_born(self) -> dict[int, int]:
         """Where each allocation has been made."""
@@ -289,9 +292,9 @@ class InferenceRecorder(chainer.FunctionHook):
         # Also arrays of the model that are no parameters.
         stays = known - self._list_born().keys() - (self._batch - self._parameters)
         return Recording(
-            device=self._device,
             hooks=self._hooks,
             steps=self._steps,
+            bounds=self._find_bounds(),
             raw_events=np.array(self._events, np.int64).reshape(-1, 2),
             allocations=self._allocations,
             model=ModelMemory(
@@ -308,7 +311,9 @@ class InferenceRecorder(chainer.FunctionHook):
         """Operations that read each storage; see Note: [by hand]."""
         storages = profile.storages
         uses = [set(storage.forward_uses) for storage in storages]
-        gaps = [(0, range(self._hooks[0].first_event))]  # before the first function
+        gaps = [
+            (0, range(self._hooks.calls[0].first_event))
+        ]  # before the first function
         for k, ran in enumerate(self._ran):
             gaps.append((k, range(ran, profile.span_of(k)[1])))
         for k, gap in gaps:

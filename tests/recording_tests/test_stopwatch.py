@@ -11,6 +11,8 @@ import pytest
 from chainer_hybridmem import timing
 from chainer_hybridmem.training.recording import stopwatch
 
+NOTHING = types.SimpleNamespace(event_count=0)  # is allocated
+
 
 class Clock:
     """Seconds that pass where the test lets them pass.
@@ -43,7 +45,7 @@ def run_two_operations(
 ) -> list[stopwatch.Times]:
     """An operation, one after moves and a replay that needs a copy, and the update."""
     clock = Clock(asynchronous)
-    device: Any = types.SimpleNamespace(clock=clock)
+    device: Any = types.SimpleNamespace(clock=clock, memory=NOTHING)
     monkeypatch.setattr(timing, 'now', clock.mark)
     monkeypatch.setattr(timing, 'spent', clock.mark)
     watch = stopwatch.Stopwatch(device, hook_seconds)
@@ -101,7 +103,7 @@ def test_what_the_stopwatch_takes_itself_is_no_work_of_hooks(monkeypatch):
 def test_another_program_that_has_the_processor_is_left_out(monkeypatch):
     """The clock goes on, and the thread computes nothing."""
     clock = Clock(False)
-    device: Any = types.SimpleNamespace(clock=clock)
+    device: Any = types.SimpleNamespace(clock=clock, memory=NOTHING)
     others = [0.0]
     monkeypatch.setattr(timing, 'now', clock.mark)
     monkeypatch.setattr(timing, 'spent', lambda: clock.now - others[0])
@@ -119,7 +121,7 @@ def test_another_program_that_has_the_processor_is_left_out(monkeypatch):
 
 def test_what_fails_is_left_out_as_well(monkeypatch):
     clock = Clock(False)
-    device: Any = types.SimpleNamespace(clock=clock)
+    device: Any = types.SimpleNamespace(clock=clock, memory=NOTHING)
     monkeypatch.setattr(timing, 'now', clock.mark)
     monkeypatch.setattr(timing, 'spent', clock.mark)
     watch = stopwatch.Stopwatch(device)

@@ -193,11 +193,8 @@ class ProfileBuilder:
 
     # -- operations -------------------------------------------------------------
     def _make_operation(self, k: int) -> Operation:
-        step, device = self._steps[k], self._recording.device
-        hooks, index = self._recording.hooks, self._numbered.index
-        last = k + 1 == len(self._steps)
-        end = len(hooks) - 1 if last else self._steps[k + 1].hook
-        spans = [(hooks[h], hooks[h + 1]) for h in range(step.hook, end)]
+        step, index = self._steps[k], self._numbered.index
+        hooks, bounds = self._recording.hooks, self._recording.bounds[k]
         events = self._numbered.list_events(k)
         writes = {e - 1 for e in events if e > 0} - {-e - 1 for e in events if e < 0}
         _, workspace_bytes = measure_load(events, self._storages)
@@ -205,14 +202,8 @@ class ProfileBuilder:
             index=k,
             label=step.label,
             phase=step.phase,
-            device_seconds=sum(
-                device.clock.elapsed(a.left, b.entered) for a, b in spans
-            ),
-            host_seconds=(
-                sum(b.entered_seconds - a.left_seconds for a, b in spans)
-                if device.clock.asynchronous
-                else 0.0
-            ),
+            device_seconds=hooks.device_seconds(*bounds),
+            host_seconds=hooks.host_seconds(*bounds),
             reads=tuple(index[a] for a in step.reads if a in index),
             writes=tuple(sorted(writes)),
             workspace_bytes=workspace_bytes,
@@ -325,7 +316,7 @@ class RecipeBuilder:
             products=tuple(sorted(made)),
             sources=tuple(made[storage] for storage in sorted(made)),
             attributes=result.attributes,
-            seconds=result.seconds(self._recording.device),
+            seconds=result.seconds(self._recording.hooks.device),
             peak_bytes=result.peak_bytes,
             exact=(
                 result.exact
@@ -423,8 +414,8 @@ class NumberedEvents:
         self.sizes = dict(recording.allocations.sizes)
         self._number(self._leave_out_ours())
         self.firsts = [
-            self.find_position(recording.hooks[step.hook].end_event)
-            for step in recording.steps
+            self.find_position(recording.hooks.calls[start].end_event)
+            for start, _ in recording.bounds
         ]
         self.firsts[0] = 0
 
@@ -447,7 +438,7 @@ class NumberedEvents:
         which = which.reshape(-1)
         ours = np.isin(allocations, list(parked))
         ours[which[self._find_in_hooks() & (raw[:, 0] > 0)]] = True
-        end = recording.hooks[-1].first_event
+        end = recording.hooks.calls[-1].first_event
         self._kept = np.flatnonzero(~ours[which[:end]])
         self._moved = np.arange(len(self._kept) + 1)
         hidden = {*parked, *allocations[ours].tolist()}
@@ -458,7 +449,7 @@ class NumberedEvents:
 
     def _find_in_hooks(self) -> np.ndarray:
         """Which raw events have happened inside of the session's hooks."""
-        hooks = self._recording.hooks
+        hooks = self._recording.hooks.calls
         return _find_inside(
             len(self._raw),
             [hook.first_event for hook in hooks],
@@ -528,7 +519,7 @@ class NumberedEvents:
         self, kept: _Kept, small: np.ndarray
     ) -> tuple[np.ndarray, list[int]]:
         """Events with few large storages for many small ones, and their sizes."""
-        cuts = [hook.end_event for hook in self._recording.hooks]
+        cuts = [hook.end_event for hook in self._recording.hooks.calls]
         cuts += [max(0, self._recording.graph_end)]
         merged = count_together(
             kept.events, kept.nbytes, small, np.searchsorted(self._kept, cuts)

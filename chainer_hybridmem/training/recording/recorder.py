@@ -1,10 +1,4 @@
-"""Hook and memory events of one iteration, turned into a profile.
-
-The session's hooks bracket everything they do with :meth:`Recorder.enter` and
-:meth:`Recorder.leave`, so that neither their time nor their allocations count
-as the program's. An operation lasts from the hook before it to the hook
-before the next one: what Chainer and the user do in between belongs to it.
-"""
+"""Hook and memory events of one iteration, turned into a profile."""
 
 from __future__ import annotations
 
@@ -14,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.planning.records.profile import (
     AFTER_BACKWARD,
     Category,
@@ -29,12 +22,12 @@ from chainer_hybridmem.training.chainer_access import graph
 from chainer_hybridmem.training.chainer_access.owners import Owner, is_parameter
 from chainer_hybridmem.training.devices.protocol import Array, Device
 from chainer_hybridmem.training.execution import Executor
+from chainer_hybridmem.training.recording.hooks import Hooks
 from chainer_hybridmem.training.recording.profile_builder import ProfileBuilder
 from chainer_hybridmem.training.recording.recipe_trials import RecipeTrials
 from chainer_hybridmem.training.recording.steps import (
     IN_GRAPH,
     Allocations,
-    HookCall,
     ModelMemory,
     Recording,
     Step,
@@ -42,7 +35,7 @@ from chainer_hybridmem.training.recording.steps import (
 )
 
 
-class Recorder:
+class Recorder(Hooks):
     """Records one iteration.
 
     Args:
@@ -60,12 +53,11 @@ class Recorder:
     def __init__(
         self, device: Device, executor: Executor, trial: bool, draft: bool
     ) -> None:
-        self._device = device
+        super().__init__(device)
         self._maps = executor.maps
         self.trial = trial
         self.draft = draft
         self._merges_small = True
-        self._hooks: list[HookCall] = []
         self._steps: list[Step] = []
         self._spans: list[TrialSpan] = []
         self._allocations = Allocations(device)
@@ -105,29 +97,13 @@ class Recorder:
         return set() if self._trials is None else self._trials.untrusted
 
     # -- hooks ------------------------------------------------------------------
-    def enter(self) -> None:
-        """The session's hook begins."""
-        self._hooks.append(HookCall.now(self._device))
-
-    def leave(self) -> None:
-        """The session's hook ends."""
-        call = self._hooks[-1]
-        call.end_event = self._device.memory.event_count
-        call.left, call.left_seconds = self._device.clock.mark(), timing.now()
-
-    @property
-    def _hook(self) -> int:
-        """The number of the newest call of the session's hook."""
-        return len(self._hooks) - 1
-
     def forward_starts(
         self, label: str, function: Any, specs: tuple[str, ...], inputs: Any
     ) -> None:
         """Before a forward function runs."""
         reads = tuple(self._allocations.identify(x) for x in inputs)
-        step = Step(label, Phase.FORWARD, self._hook, -1, specs, reads)
-        self._steps.append(step)
-        given = dict(graph.attribute_arrays(function, self._device.arrays.owns))
+        self._steps.append(Step(label, Phase.FORWARD, specs=specs, reads=reads))
+        given = dict(graph.attribute_arrays(function, self.device.arrays.owns))
         self._before = set(given)
         if self._trials is not None:
             self._trials.begin(function, inputs, given.values())
@@ -148,9 +124,7 @@ class Recorder:
             self._allocations.add_slots(live.allocation, live.slots.name_present())
         made = {
             name: array
-            for name, array in graph.attribute_arrays(
-                function, self._device.arrays.owns
-            )
+            for name, array in graph.attribute_arrays(function, self.device.arrays.owns)
             if name not in self._before
         }
         step.products = tuple(self._list_products(k, function, made))
@@ -160,9 +134,9 @@ class Recorder:
     def _list_products(
         self, k: int, function: Any, made: dict[str, Array]
     ) -> list[tuple[int, Slot]]:
-        result, identify = [], self._device.arrays.allocation_id
+        result, identify = [], self.device.arrays.allocation_id
         for index, array in enumerate(graph.output_arrays(function)):
-            if array is not None and self._device.arrays.owns(array):
+            if array is not None and self.device.arrays.owns(array):
                 result.append((identify(array), Slot(k, SlotKind.OUTPUT, index)))
         for name, array in made.items():
             result.append((identify(array), Slot(k, SlotKind.ATTRIBUTE, name)))
@@ -184,30 +158,17 @@ class Recorder:
         self._graph_life.watch(function)
         k = len(self._steps)
         reads = tuple(live.allocation for live in self._maps.find(function))
-        self._steps.append(Step(label, Phase.BACKWARD, self._hook, forward, (), reads))
+        self._steps.append(Step(label, Phase.BACKWARD, forward, reads=reads))
         for allocation in reads:
             self._allocations.add_use(allocation, k)
 
-    def all_reduce_starts(self, nbytes: int) -> None:
-        """Before gradients are summed over processes.
-
-        Args:
-            nbytes: What this one sends, and receives.
-        """
-        self._steps.append(
-            Step(
-                'all-reduce',
-                Phase.ALL_REDUCE,
-                self._hook,
-                -1,
-                (),
-                exchanged_bytes=nbytes,
-            )
-        )
-
-    def all_reduce_ends(self) -> None:
-        """After that: the update begins."""
-        self._steps.append(_make_update(self._hook))
+    def start_after_backward(self, exchanged_bytes: int | None) -> None:
+        """See :class:`.Hooks`."""
+        super().start_after_backward(exchanged_bytes)
+        step = Step('update', Phase.UPDATE)
+        if exchanged_bytes is not None:
+            step = Step('all-reduce', Phase.ALL_REDUCE, exchanged_bytes=exchanged_bytes)
+        self._steps.append(step)
 
     def label_of(self, forward: int, otherwise: str) -> str:
         """Label of a forward operation of this iteration."""
@@ -247,7 +208,7 @@ class Recorder:
         if self._trials is not None:
             self._trials.close()
         self._graph_life.finish()
-        self._device.memory.take_events()
+        self.device.memory.take_events()
 
     def build(
         self,
@@ -271,14 +232,12 @@ class Recorder:
             self._trials.close()
         maps = self._maps
         if self._steps[-1].phase is not Phase.UPDATE:
-            # The last hook is the one that ended the iteration; the one before is
-            # the last backward's: the update runs between them.
-            self._steps.append(_make_update(self._hook - 1))
+            self._steps.append(Step('update', Phase.UPDATE))
         recording = Recording(
-            device=self._device,
-            hooks=self._hooks,
+            hooks=self,
             steps=self._steps,
-            raw_events=np.array(self._device.memory.take_events(), np.int64).reshape(
+            bounds=self.operations(),
+            raw_events=np.array(self.device.memory.take_events(), np.int64).reshape(
                 -1, 2
             ),
             allocations=self._allocations,
@@ -292,11 +251,6 @@ class Recorder:
             merges_small=self._merges_small,
         )
         return ProfileBuilder(recording).build(link, description)
-
-
-def _make_update(hook: int) -> Step:
-    """The update after a hook call."""
-    return Step('update', Phase.UPDATE, hook, -1, ())
 
 
 class GraphLife:

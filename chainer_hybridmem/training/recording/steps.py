@@ -8,31 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from chainer_hybridmem import timing
 from chainer_hybridmem.planning.records.profile import Category, Phase, Slot, Split
 from chainer_hybridmem.training.chainer_access.owners import Owner
-from chainer_hybridmem.training.devices.protocol import Device, Mark
+from chainer_hybridmem.training.devices.protocol import Device
+from chainer_hybridmem.training.recording.hooks import Hooks
 from chainer_hybridmem.training.recording.trials import TrialResult
-
-
-@dataclasses.dataclass(slots=True)
-class HookCall:
-    """One hook call: its marks, and its positions in the raw event log."""
-
-    entered: Mark
-    left: Mark
-    entered_seconds: float
-    left_seconds: float
-    first_event: int
-    end_event: int
-
-    @classmethod
-    def now(cls, device: Device) -> HookCall:
-        """A call that begins now, and so far has ended at once."""
-        mark, now = device.clock.mark(), timing.now()
-        position = device.memory.event_count
-        return cls(mark, mark, now, now, position, position)
-
 
 NOT_OF_DEVICE = 0  # in place of an allocation id
 
@@ -86,7 +66,6 @@ class Step:
     Attributes:
         label (str): Path of the link, and name of the function.
         phase (Phase): Part of the iteration.
-        hook (int): The hook call before it.
         forward (int): The forward operation of a backward one, else -1.
         specs (tuple of str): Of its inputs.
         reads (tuple of int): Ids of the allocations that it reads.
@@ -103,9 +82,8 @@ class Step:
 
     label: str
     phase: Phase
-    hook: int
-    forward: int
-    specs: tuple[str, ...]
+    forward: int = -1
+    specs: tuple[str, ...] = ()
     reads: tuple[int, ...] = ()
     products: tuple[tuple[int, Slot], ...] = ()
     input_nodes: tuple[tuple[int, int | None], ...] = ()
@@ -156,9 +134,9 @@ class Recording:
     """One recorded iteration.
 
     Attributes:
-        device (Device): Where it has run.
-        hooks (list of HookCall): In order; the last one has ended the iteration.
+        hooks (Hooks): Of the iteration, the one that ends it among them.
         steps (list of Step): Operations in order, the update last.
+        bounds (list of tuple): The hooks before and after each operation.
         raw_events (ndarray): (n, 2) int64, events and bytes; ``+id`` per malloc and
             ``-id`` per free of an allocation.
         allocations (Allocations): What the operations read and make.
@@ -170,9 +148,9 @@ class Recording:
         merges_small (bool): Whether small arrays may be counted together.
     """
 
-    device: Device
-    hooks: list[HookCall]
+    hooks: Hooks
     steps: list[Step]
+    bounds: list[tuple[int, int]]
     raw_events: np.ndarray
     allocations: Allocations
     model: ModelMemory

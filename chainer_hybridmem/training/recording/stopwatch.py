@@ -27,9 +27,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.planning.records.profile import Profile
-from chainer_hybridmem.training.devices.protocol import Device, Mark
+from chainer_hybridmem.training.devices.protocol import Device
 from chainer_hybridmem.training.execution.mover import Observer
+from chainer_hybridmem.training.recording.hooks import Hooks
 
 Seconds = dict[int, float]
 
@@ -44,53 +44,6 @@ class Times(NamedTuple):
     move_seconds: float = 0.0  # of the moves before it, waits excluded
 
 
-class Hooks:
-    """Marks where the session's hooks of one iteration begin and end.
-
-    Args:
-        device (Device): Tells the time.
-
-    Attributes:
-        entered (list of Mark): Where each hook began.
-        left (list of Mark): Where each hook ended.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.entered: list[Mark] = []
-        self.left: list[Mark] = []
-        self.starts: list[int] = []  # hook before each operation
-        self._after_backward: list[int] = []  # likewise, so far
-
-    def enter(self) -> None:
-        """The session's hook begins."""
-        self.entered.append(self.device.clock.mark())
-
-    def leave(self, starts_operation: bool) -> None:
-        """The session's hook ends, perhaps the one before an operation."""
-        if starts_operation:
-            self._after_backward.clear()  # that was not the end of backward
-            self.starts.append(len(self.left))
-        self.left.append(self.device.clock.mark())
-
-    def start_after_backward(self) -> None:
-        """An all-reduce, or the update after it, starts where the hook will end."""
-        self._after_backward.append(len(self.left))
-
-    def operations(self) -> list[tuple[int, int]]:
-        """The hooks before and after each operation, the update last.
-
-        To be called in the hook that ends the iteration.
-        """
-        # Without an all-reduce, the update runs between the last two hooks.
-        starts = [*self.starts, *(self._after_backward or [len(self.left) - 1])]
-        return list(zip(starts, [*starts[1:], len(self.left)], strict=True))
-
-    def has_seen(self, profile: Profile) -> bool:
-        """Whether it has seen the profile's operations; an all-reduce may not come."""
-        return len(self.operations()) == len(profile.operations)
-
-
 SAMPLES = 64  # of what the stopwatch itself takes in a hook
 
 
@@ -100,7 +53,7 @@ def measure_hook(device: Device) -> float:
     began = timing.spent()
     for _ in range(SAMPLES):
         watch.enter()
-        watch.leave(starts_operation=False)
+        watch.leave()
     return (timing.spent() - began) / SAMPLES
 
 
@@ -118,14 +71,11 @@ class Stopwatch(Hooks, Observer):
         super().__init__(device)
         self._hook_seconds = hook_seconds
         self._computes = not device.clock.asynchronous  # or it issues only
-        self._issued: list[float] = []  # when the host entered each hook
-        self._returned: list[float] = []  # when it left it
-        if self._computes:  # that is the device's time
-            self._issued, self._returned = self.entered, self.left
         self._left_out: Seconds = collections.defaultdict(float)  # in hooks
         self._evicted: Seconds = collections.defaultdict(float)  # after hooks
         self._moved: Seconds = collections.defaultdict(float)  # in hooks
         self._replays: Seconds = collections.defaultdict(float)  # of operations
+        self._inside = False  # of a hook
         self._acts = False  # a wait or replay is under way
         self._waited = 0.0  # seconds, within replays
         self._spent: Seconds = {}  # by the thread until hooks end, but for waits
@@ -134,23 +84,21 @@ class Stopwatch(Hooks, Observer):
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        if not self._computes:
-            self._issued.append(timing.now())
-        elif not self.entered:
+        if not self.calls:
             self._spent[-1] = timing.spent()
         super().enter()
+        self._inside = True
 
-    def leave(self, starts_operation: bool) -> None:
+    def leave(self, starts_operation: bool = False) -> None:
         """The session's hook ends, perhaps the one before an operation."""
-        if self._computes and not starts_operation:  # the update may begin
-            self._spent[len(self.left)] = timing.spent() - self._idle
+        if not starts_operation:  # the update may begin
+            self._spent[self.newest] = timing.spent() - self._idle
         super().leave(starts_operation)
-        if not self._computes:
-            self._returned.append(timing.now())
+        self._inside = False
 
     # -- reports of the executor ----------------------------------------------
     def move(self, operation: int, action: Callable[[], None]) -> None:
-        hook = len(self.entered) - 1
+        hook = self.newest
         left_out = self._left_out[hook]
         taken = self._time(action)
         self._moved[hook] += taken - (self._left_out[hook] - left_out)
@@ -174,8 +122,8 @@ class Stopwatch(Hooks, Observer):
 
     def _leave_out(self, action: Callable[[], None]) -> float:
         """Does something whose time is not the hook's, nor of any operation."""
-        hook = len(self.entered) - 1
-        where = self._left_out if len(self.left) == hook else self._evicted
+        hook = self.newest
+        where = self._left_out if self._inside else self._evicted
         self._acts = True
         began = timing.now()
         try:
@@ -201,8 +149,8 @@ class Stopwatch(Hooks, Observer):
         """
         found = [
             Times(
-                self._device_seconds(start, end),
-                self._host_seconds(start, end),
+                self.device_seconds(start, end),
+                self.host_seconds(start, end),
                 self._replays[k],
                 sum(map(self._session_seconds, range(start, end))),
                 sum(self._moved[h] for h in range(start, end)),
@@ -224,22 +172,16 @@ class Stopwatch(Hooks, Observer):
         scaled = [Times(*(ratio * one for one in times)) for times in found[:after]]
         return [*scaled, *found[after:]]
 
-    def _device_seconds(self, start: int, end: int) -> float:
-        elapsed = self.device.clock.elapsed
-        seconds = sum(
-            elapsed(self.left[h], self.entered[h + 1]) for h in range(start, end)
-        )
+    def device_seconds(self, start: int, end: int) -> float:
+        """See :class:`.Hooks`; without what has left in between."""
+        seconds = super().device_seconds(start, end)
         if self._computes:
             seconds -= sum(self._evicted[h] for h in range(start, end))
         return max(seconds, 0.0)  # rounding
 
-    def _host_seconds(self, start: int, end: int) -> float:
-        if self._computes:
-            return 0.0
-        return sum(self._issued[h + 1] - self._returned[h] for h in range(start, end))
-
     def _session_seconds(self, hook: int) -> float:
         """Of one hook."""
-        seconds = self._returned[hook] - self._issued[hook]
+        call = self.calls[hook]
+        seconds = call.left_seconds - call.entered_seconds
         others = self._left_out[hook] + self._moved[hook] + self._hook_seconds
         return max(seconds - others, 0.0)

@@ -24,7 +24,7 @@ from chainer_hybridmem.training.devices.protocol import (
     PoolFigures,
 )
 from chainer_hybridmem.training.execution.mover import Observer
-from chainer_hybridmem.training.recording.stopwatch import Hooks
+from chainer_hybridmem.training.recording.hooks import Hooks
 
 _LANES = {'swap-out': 'd2h', 'swap-in': 'h2d'}
 LEAST_STALL_SECONDS = 2e-6  # shorter ones are the calls themselves
@@ -44,7 +44,6 @@ class Tracer(Hooks, Observer):
         self._replays: list[tuple[int, Mark, Mark]] = []
         self._uses: list[tuple[int, int]] = []
         self._figures: list[tuple[Mark, PoolFigures, int]] = []
-        self._positions: list[int] = []  # events before each hook
         self._taken: list[tuple[int, int]] = []  # events so far, storage swapped in
         device.memory.watch_pool(True)
         device.memory.reset_window()
@@ -63,13 +62,12 @@ class Tracer(Hooks, Observer):
     def enter(self) -> None:
         """The session's hook begins."""
         super().enter()
-        self._positions.append(self.device.memory.event_count)
-        self._look(self.entered[-1])
+        self._look(self.calls[-1].entered)
 
-    def leave(self, starts_operation: bool) -> None:
+    def leave(self, starts_operation: bool = False) -> None:
         """The session's hook ends, perhaps the one before an operation."""
         super().leave(starts_operation)
-        self._look(self.left[-1])
+        self._look(self.calls[-1].left)
 
     def _look(self, mark: Mark) -> None:
         device = self.device
@@ -116,7 +114,7 @@ class Tracer(Hooks, Observer):
             plan: The plan that has been followed.
         """
         events = self.close()
-        origin = self.entered[0]
+        origin = self.calls[0].entered
 
         def after(mark: Mark) -> float:
             return self.device.clock.elapsed(origin, mark)
@@ -127,8 +125,8 @@ class Tracer(Hooks, Observer):
                 'compute',
                 op.phase.value,
                 op.label,
-                after(self.left[start]),
-                after(self.entered[end]),
+                after(self.calls[start].left),
+                after(self.calls[end].entered),
             )
             for op, (start, end) in zip(profile.operations, hooks, strict=True)
         ]
@@ -204,7 +202,7 @@ class Tracer(Hooks, Observer):
         self, events: list[tuple[int, int]], hooks: list[tuple[int, int]]
     ) -> list[MemoryEvent]:
         """Events with their operation; what a hook does belongs to the next one."""
-        first = [self._positions[start] for start, _ in hooks]
+        first = [self.calls[start].first_event for start, _ in hooks]
         first[0] = 0
         storages: dict[int, int] = {}
         for position, storage in self._taken:

@@ -15,6 +15,7 @@ from chainer_hybridmem.training.execution.verifier import (
 )
 from chainer_hybridmem.training.recording import Recorder
 from chainer_hybridmem.training.recording.allocation_log import AllocationLog
+from chainer_hybridmem.training.recording.hooks import Hooks
 from chainer_hybridmem.training.recording.stopwatch import Stopwatch, measure_hook
 from chainer_hybridmem.training.recording.tracer import Tracer
 from chainer_hybridmem.training.session.setting.planning_time import outside_limit
@@ -59,38 +60,25 @@ class Instruments:
         self._verifier: Verifier | None = None
 
     # -- while an iteration runs ------------------------------------------------
+    @property
+    def _hooks(self) -> Hooks | None:
+        """The one that notes hooks; no iteration has two."""
+        return self.recorder or self.stopwatch or self.tracer
+
     def enter(self) -> None:
         """What follows is the session's work, not the program's."""
-        if self.recorder is not None:
-            self.recorder.enter()
-        elif self.stopwatch is not None:
-            self.stopwatch.enter()
-        if self.tracer is not None:
-            self.tracer.enter()
+        if (hooks := self._hooks) is not None:
+            hooks.enter()
 
     def leave(self, starts_operation: bool) -> None:
         """What follows is the program's work."""
-        if self.tracer is not None:
-            self.tracer.leave(starts_operation)
-        if self.recorder is not None:
-            self.recorder.leave()
-        elif self.stopwatch is not None:
-            self.stopwatch.leave(starts_operation)
+        if (hooks := self._hooks) is not None:
+            hooks.leave(starts_operation)
 
     def start_after_backward(self, exchanged_bytes: int | None) -> None:
-        """What follows comes after backward.
-
-        Args:
-            exchanged_bytes: Of an all-reduce; None: it is the update after one.
-        """
-        for hooks in (self.stopwatch, self.tracer):
-            if hooks is not None:
-                hooks.start_after_backward()
-        if self.recorder is not None:
-            if exchanged_bytes is None:
-                self.recorder.all_reduce_ends()
-            else:
-                self.recorder.all_reduce_starts(exchanged_bytes)
+        """What follows comes after backward; see :class:`.Hooks`."""
+        if (hooks := self._hooks) is not None:
+            hooks.start_after_backward(exchanged_bytes)
 
     # -- which ones -----------------------------------------------------------
     def record(self, trial: bool, draft: bool, together: bool) -> Recorder:
@@ -155,8 +143,7 @@ class Instruments:
         return recorder
 
     def _note_ended(self) -> None:
-        instruments = self.recorder, self.stopwatch, self.tracer
-        self.active = any(one is not None for one in instruments)
+        self.active = self._hooks is not None
 
     def take_log(self) -> AllocationLog | None:
         """Hands out the log, to be finished by the caller."""
