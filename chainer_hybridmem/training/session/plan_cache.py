@@ -32,6 +32,7 @@ import numpy as np
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import HybridMemoryError
+from chainer_hybridmem.planning.records.plan import Part
 from chainer_hybridmem.planning.records.plan_file import parse_plan, serialise_plan
 from chainer_hybridmem.planning.records.profile import (
     Operation,
@@ -219,18 +220,6 @@ _CONFIG = (  # of Chainer, with which a replay might give other bits
 
 
 @dataclasses.dataclass(frozen=True)
-class _PlacedWay:
-    """How a function runs in parts, and where; see :class:`.splitting.rules.Way`."""
-
-    operation: int
-    index: int
-    function: str
-    cut: str
-    parts: int
-    exact: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class _Findings:
     """What a guide knows beside its plan; see :class:`.guide.Guide`."""
 
@@ -240,7 +229,7 @@ class _Findings:
     spare_bytes: int
     foreign_bytes: int
     outliving: tuple[Slot, ...]
-    ways: tuple[_PlacedWay, ...]
+    ways: tuple[Part, ...]
 
     def check(self, n_operations: int, limit_bytes: int, inexact: bool) -> None:
         """Refuses what no session can have found.
@@ -259,7 +248,7 @@ class _Findings:
         for slot in self.outliving:
             check_slot(slot, n_operations)
         for way in self.ways:
-            possible = 0 <= way.operation < n_operations and way.index >= 0
+            possible = 0 <= way.operation < n_operations and way.function >= 0
             if not (possible and way.parts > 0 and (way.exact or inexact)):
                 raise files.broken('guide', f'a function cannot run like {way}')
 
@@ -274,7 +263,7 @@ class _Findings:
             foreign_bytes=guide.foreign.nbytes,
             outliving=tuple(guide.habits.outliving),
             ways=tuple(
-                _PlacedWay(*place, way.cut, way.parts, way.exact)
+                Part(*place, way.cut, way.parts, way.exact)
                 for place, way in guide.ways.items()
             ),
         )
@@ -284,7 +273,7 @@ class _Findings:
         return Guide(
             signature,
             ways={
-                (way.operation, way.index, way.function): Way(
+                (way.operation, way.function, way.name): Way(
                     way.cut, way.parts, way.exact
                 )
                 for way in self.ways

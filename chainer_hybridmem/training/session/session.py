@@ -320,9 +320,8 @@ class Session:
             return self._overrun.take_error()
         if not isinstance(error, MemoryError):
             return None
-        progress = self._loop.describe_progress(self.iterations + 1)
-        iteration, needs = self._loop.iteration, self._overrun.needs
-        return self._explainer.explain(error, iteration, progress, needs)
+        loop, needs = self._loop, self._overrun.needs
+        return self._explainer.explain(error, loop.iteration, loop.find_moment, needs)
 
     def _forget(self) -> None:
         """Chainer does not know of the session any more."""

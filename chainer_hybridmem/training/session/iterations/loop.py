@@ -58,7 +58,9 @@ from chainer_hybridmem.training.session.iterations.learning import (
 )
 from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.training.session.iterations.out_of_memory import (
-    IterationProgress,
+    Codes,
+    Moment,
+    moment_of,
 )
 from chainer_hybridmem.training.session.iterations.overrun import Overrun
 from chainer_hybridmem.training.session.planning.planning import HostShare
@@ -664,10 +666,7 @@ class Loop(chainer.FunctionHook):
             evictor.collect_garbage(short_bytes, optional)
         short_bytes = self._device.memory.used_bytes - goal_bytes
         if short_bytes > 0:
-            self._overrun.exceed(
-                short_bytes,
-                lambda: self.describe_progress(self._learning.next_number),
-            )
+            self._overrun.exceed(short_bytes, self.find_moment)
 
     def _reclaim_quietly(self, iteration: Iteration, missing_bytes: int) -> None:
         """An allocation of a quiet iteration does not fit; see [quiet iterations]."""
@@ -713,17 +712,10 @@ class Loop(chainer.FunctionHook):
         """How the iteration runs or has run; see :attr:`.Session.state`."""
         return self._learning.name_state(self.iteration)
 
-    def describe_progress(self, number: int) -> IterationProgress:
-        """How far the iteration has come, which has this number."""
-        iteration = self.iteration
-        return IterationProgress(
-            number,
-            iteration.started,
-            iteration.position,
-            self._find_label(),
-            iteration.depth,
-            iteration.backward_seen,
-        )
+    def find_moment(self, codes: Codes) -> Moment:
+        """When something happened; see :func:`.moment_of`."""
+        number, label = self._learning.next_number, self._find_label()
+        return moment_of(codes, self.iteration, number, label)
 
 
 def _name_maps(known: LiveFunction) -> list[Slot]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import traceback
 import types
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import chainer
 
@@ -29,27 +29,6 @@ _UPDATE = chainer.UpdateRule.update.__code__
 
 
 @dataclasses.dataclass(frozen=True)
-class IterationProgress:
-    """How far an iteration has come, as the hooks know it.
-
-    Attributes:
-        iteration (int): The one under way or, if none is, the next one; from 1.
-        started (bool): Whether it is under way.
-        position (int): Operations that have begun.
-        label (str): Of the last one.
-        depth (int): Backward functions under way.
-        backward_seen (bool): Whether one has begun.
-    """
-
-    iteration: int
-    started: bool
-    position: int
-    label: str
-    depth: int
-    backward_seen: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Moment:
     """When something happened.
 
@@ -62,25 +41,29 @@ class Moment:
     in_operation: bool
 
 
-def moment_of(codes: Collection[types.CodeType], progress: IterationProgress) -> Moment:
+Codes = Collection[types.CodeType]  # of the functions that were under way
+
+
+def moment_of(codes: Codes, iteration: Iteration, n: int, label: str) -> Moment:
     """When something happened.
 
     Args:
         codes: Of the functions that were under way.
-        progress: Of the iteration.
+        iteration: Under way, or the last one.
+        n: Number of the one under way or, if none is, of the next one; from 1.
+        label: Of the operation that has begun last.
     """
-    n = progress.iteration
     if _UPDATE in codes:
         return Moment('in the update of a parameter', False)
-    if not progress.started or not progress.position:
+    if not iteration.started or not iteration.position:
         return Moment(f'before the first operation of iteration {n}', False)
-    if progress.backward_seen and not progress.depth and BACKWARD_LOOP not in codes:
+    if iteration.is_complete and BACKWARD_LOOP not in codes:
         return Moment(
             f'after the backward pass of iteration {n}, before the first operation of '
             f'iteration {n + 1}',
             False,
         )
-    return Moment(f'after operation {progress.position - 1} ({progress.label})', True)
+    return Moment(f'after operation {iteration.position - 1} ({label})', True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +110,7 @@ class OutOfMemoryExplainer:
         self,
         error: MemoryError,
         iteration: Iteration,
-        progress: IterationProgress,
+        find_moment: Callable[[Codes], Moment],
         needs: object = None,
     ) -> BaseException | None:
         """The error to raise instead of one that a program could not allocate for.
@@ -135,7 +118,7 @@ class OutOfMemoryExplainer:
         Args:
             error: That has ended the session.
             iteration: Under way, or the last one.
-            progress: How far it has come.
+            find_moment: Tells when something happened.
             needs: What is known of a limit that does, as a sentence.
 
         Returns:
@@ -156,7 +139,7 @@ class OutOfMemoryExplainer:
         if device.memory.last_failure is None:
             return None
         passed = traceback.walk_tb(error.__traceback__)
-        moment = moment_of({frame.f_code for frame, _ in passed}, progress)
+        moment = find_moment({frame.f_code for frame, _ in passed})
         requested, used = device.memory.last_failure
         return outside_limit(
             self._make_error, requested, used, iteration, moment, needs

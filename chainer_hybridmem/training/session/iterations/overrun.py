@@ -39,10 +39,10 @@ from chainer_hybridmem.training.session.guides.forecast import with_spare
 from chainer_hybridmem.training.session.guides.guide import Guide
 from chainer_hybridmem.training.session.iterations.iteration import Iteration
 from chainer_hybridmem.training.session.iterations.out_of_memory import (
+    Codes,
     FailedAllocation,
-    IterationProgress,
+    Moment,
     OutOfMemoryExplainer,
-    moment_of,
 )
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.planning_time import outside_limit
@@ -161,13 +161,13 @@ class Overrun:
     def exceed(
         self,
         short_bytes: int,
-        describe: Callable[[], IterationProgress],
+        find_moment: Callable[[Codes], Moment],
     ) -> None:
         """Lets what does not fit exceed the limit, if it may.
 
         Args:
             short_bytes: What is missing after all that can leave has left.
-            describe: Tells how far it has come.
+            find_moment: Tells when something happened.
         """
         memory = self._memory
         if not self.is_possible or memory.trying:
@@ -183,7 +183,7 @@ class Overrun:
             self._model_bytes = outside_limit(lambda: self._arrays.kept_bytes)
             self._updates = self._arrays.find_updates()
             under_way = traceback.walk_stack(sys._getframe(1))
-            moment = moment_of({frame.f_code for frame, _ in under_way}, describe())
+            moment = find_moment({frame.f_code for frame, _ in under_way})
             self._failed = outside_limit(
                 self._explainer.describe,
                 memory.wanted_bytes,
