@@ -192,7 +192,7 @@ def test_nothing_is_worked_out_where_the_limit_does(monkeypatch):
     def fail(*args):
         raise AssertionError('takes time')
 
-    monkeypatch.setattr(forecasting, '_walk', fail)
+    monkeypatch.setattr(forecasting, 'least_memory', fail)
     assert train('MLP, Adam', 20_000_000, 3).iterations == 3
 
 

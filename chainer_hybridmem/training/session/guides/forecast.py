@@ -21,11 +21,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from chainer_hybridmem.planning.records.profile import (
-    AFTER_BACKWARD,
     MINIMUM_MAP_BYTES,
     PERSISTENT,
     Category,
-    Operation,
     Profile,
     Storage,
 )
@@ -94,7 +92,7 @@ def forecast(draft: Profile, limit_bytes: int) -> Forecast | None:
 def _enough(profile: Profile) -> int:
     """See [what is promised]; optimizer states stay, as they may have to."""
     problem = make_problem(_with_first_held(profile), splitting=False)
-    return max(least_memory(problem)[0], *map(_need, _walk(profile)))
+    return least_memory(problem)[0]
 
 
 def repeated(profile: Profile) -> Profile:
@@ -209,57 +207,3 @@ def _with_first_held(profile: Profile) -> Profile:
             for s in profile.storages
         ),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _OperationLoad:
-    """One operation, and the load of what cannot leave, maps of others left out."""
-
-    operation: Operation
-    start_bytes: int
-    peak_bytes: int
-    needed_bytes: int  # of maps that it reads, or that the program holds
-
-
-def _need(run: _OperationLoad) -> int:
-    """Memory that an operation does with, where all else has left."""
-    if run.operation.phase in AFTER_BACKWARD:
-        return run.peak_bytes
-    return run.peak_bytes + run.needed_bytes
-
-
-def _walk(profile: Profile) -> Iterator[_OperationLoad]:
-    maps = {s.id for s in profile.storages if _is_map(s)}
-    needed = _needed(profile, maps)
-    load = profile.initial_bytes
-    for op in profile.operations:
-        start = peak = load
-        born = read = 0
-        for event in profile.events[slice(*profile.span_of(op.index))]:
-            storage = profile.storages[abs(event) - 1]
-            change = storage.nbytes if event > 0 else -storage.nbytes
-            if storage.id not in maps:
-                load += change
-            elif storage.producer == op.index:
-                born += change
-            elif storage.id in needed[op.index]:
-                read += change
-            peak = max(peak, load + born + read)
-        nbytes = sum(profile.storages[s].nbytes for s in needed[op.index])
-        yield _OperationLoad(op, start, peak, nbytes)
-
-
-def _is_map(storage: Storage) -> bool:
-    kind = storage.category is Category.FEATURE_MAP and storage.producer >= 0
-    return kind and storage.nbytes >= MINIMUM_MAP_BYTES
-
-
-def _needed(profile: Profile, maps: set[int]) -> list[set[int]]:
-    """Maps of others that must be there while each operation runs."""
-    needed: list[set[int]] = [set() for _ in profile.operations]
-    for s in maps:
-        storage = profile.storages[s]
-        last = max(storage.forward_uses, default=storage.producer)
-        for k in (*range(storage.producer + 1, last + 1), *storage.backward_uses):
-            needed[k].add(s)
-    return needed
