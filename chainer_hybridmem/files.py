@@ -16,7 +16,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from chainer_hybridmem.errors import FormatError
@@ -175,6 +175,52 @@ def reading(what: str) -> Iterator[None]:
         raise broken(what, why) from error
 
 
+def serialise(item: Any, format_name: str, version: int) -> str:
+    """A record as versioned JSON.
+
+    Records in it have their fields by name; those in its tuples are rows.
+    """
+    body = {name: getattr(item, name) for name in _fields(item)}
+    for name, value in body.items():
+        is_record = dataclasses.is_dataclass(value)
+        body[name] = dataclasses.asdict(value) if is_record else _plain(value)
+    return json.dumps({'format': format_name, 'version': version, **body})
+
+
+def read_record(cls: type[T], text: str, format_name: str, version: int) -> T:
+    """Reads what :func:`serialise` has written, checking every field's type.
+
+    Raises:
+        FormatError: If the text is no such file.
+    """
+    body, what = parse(text, format_name, version), format_name.rpartition('/')[2]
+    with reading(what):
+        return _from_names(cls, body, what)
+
+
+def _from_names(cls: type[T], body: dict[str, Any], what: str) -> T:
+    found = {}
+    for name, hint in _hints(typing.cast(Any, cls)).items():
+        inner = functools.partial(_read_inner, what=what, name=name)
+        try:
+            found[name] = _typed(hint, body[name], inner)
+        except TypeError as error:
+            raise TypeError(f'{name}: {error}') from None
+    return cls(**found)
+
+
+def _read_inner(cls: type[T], body: Any, what: str, name: str) -> T:
+    """A record in another one, as its field of this name."""
+    inner, names = name.replace('_', ' '), _fields(cls)
+    for field in names:
+        if not isinstance(body, dict) or field not in body:
+            raise broken(what, f'its {inner} lacks {field}')
+    for field in body:
+        if field not in names:
+            raise broken(what, f'its {inner} has an unknown figure {field!r}')
+    return _from_names(cls, body, what)
+
+
 def row(item: Any) -> list[Any]:
     """A dataclass as a list of its fields, nested ones included."""
     return [_plain(getattr(item, field.name)) for field in dataclasses.fields(item)]
@@ -218,24 +264,35 @@ def _fields(cls: Any) -> tuple[str, ...]:
     return tuple(getattr(cls, '_fields', ()))
 
 
-def _typed(hint: Any, value: Any) -> Any:
-    origin = typing.get_origin(hint)
+@functools.cache
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Origin and arguments of a type; asked for with every value."""
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
+def _typed(hint: Any, value: Any, read: Callable[[type[Any], Any], Any] = unrow) -> Any:
+    """A value of a type, records in it as they are read; those in lists are rows."""
+    origin, kinds = _shape(hint)
     if origin is tuple:
-        element = typing.get_args(hint)[0]
-        if not isinstance(value, list):
+        is_pair = kinds[-1] is not Ellipsis
+        if not isinstance(value, list) or (is_pair and len(value) != len(kinds)):
             raise TypeError(f'a list was expected, got {value!r}')
-        return tuple(_typed(element, item) for item in value)
+        if kinds[0] is int and all(type(item) is int for item in value):
+            return tuple(value)
+        return tuple(_typed(kinds[0], item) for item in value)
     if origin is typing.Union or origin is types.UnionType:
-        kinds = typing.get_args(hint)
+        if kinds[-1] is type(None):
+            return None if value is None else _typed(kinds[0], value, read)
         if not isinstance(value, kinds):
             raise TypeError(f'one of {kinds} was expected, got {value!r}')
         return value
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
     if _fields(hint):
-        return unrow(typing.cast(Any, hint), value)
+        return read(hint, value)
     if hint is float and isinstance(value, int | float):
         return float(value)
+    hint = origin or hint
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise TypeError(f'{hint.__name__} was expected, got {value!r}')
     return value

@@ -55,7 +55,7 @@ def files(profile, folder, network, monkeypatch):
         (('plan', 'none.json', *LIMIT), 1, 'The file has no format; '),
         (('plan', 'other.json', *LIMIT), 1, "The file has format 'x'; "),
         (('plan', 'plan.json', *LIMIT), 1, "format 'chainer_hybridmem/plan'; "),
-        (('plan', 'short.json', *LIMIT), 1, "it lacks 'disk_link'. Record or plan"),
+        (('plan', 'short.json', *LIMIT), 1, "it lacks 'operations'. Record or plan"),
         (('plan', 'text.json', *LIMIT), 1, 'it is no text, byte 0 is 0xa6. Name '),
         (('plan', 'p.json.gz', *LIMIT), 1, 'it is compressed. Unpack it with gunzip.'),
         (('plan', 'p.json', '--memory-limit', '-1GB'), 2, "'-1GB'; it must be a size"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from typing import Any
 
@@ -128,19 +127,7 @@ _LONGEST_SECONDS = 1e9
 
 def serialise_timeline(measured: Measured) -> str:
     """The JSON text of a measured timeline."""
-    body: dict[str, Any] = {
-        'planner': measured.planner,
-        'profile_fingerprint': measured.profile_fingerprint,
-        'memory_limit_bytes': measured.memory_limit_bytes,
-        'device': measured.device,
-        'total_seconds': measured.total_seconds,
-        'load_bytes': measured.load_bytes,
-        'intervals': [files.row(i) for i in measured.intervals],
-        'uses': measured.uses,
-        'samples': [files.row(s) for s in measured.samples],
-        'events': [files.row(e) for e in measured.events],
-    }
-    return json.dumps({'format': FORMAT, 'version': VERSION, **body})
+    return files.serialise(measured, FORMAT, VERSION)
 
 
 def parse_timeline(text: str) -> Measured:
@@ -149,20 +136,7 @@ def parse_timeline(text: str) -> Measured:
     Raises:
         FormatError: If the text is no such file, or its parts contradict each other.
     """
-    body = files.parse(text, FORMAT, VERSION)
-    with files.reading('timeline'):
-        measured = Measured(
-            planner=str(body['planner']),
-            profile_fingerprint=str(body['profile_fingerprint']),
-            memory_limit_bytes=int(body['memory_limit_bytes']),
-            device=dict(body['device']),
-            total_seconds=float(body['total_seconds']),
-            load_bytes=tuple(int(n) for n in body['load_bytes']),
-            intervals=tuple(files.unrow(Interval, r) for r in body['intervals']),
-            uses=tuple((int(s), int(k)) for s, k in body['uses']),
-            samples=tuple(files.unrow(Sample, row) for row in body['samples']),
-            events=tuple(files.unrow(MemoryEvent, row) for row in body['events']),
-        )
+    measured = files.read_record(Measured, text, FORMAT, VERSION)
     check_measured(measured)
     return measured
 

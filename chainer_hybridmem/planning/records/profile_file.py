@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-from typing import Any
 
 from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError
@@ -14,11 +12,8 @@ from chainer_hybridmem.planning.records.profile import (
     FORMULAS,
     Link,
     MoveCost,
-    Operation,
     Profile,
-    Recipe,
     Split,
-    Storage,
 )
 from chainer_hybridmem.planning.records.splits import IN_PLACE
 
@@ -28,23 +23,7 @@ VERSION = 1
 
 def serialise_profile(profile: Profile) -> str:
     """The JSON text of a profile."""
-    disk = profile.disk_link
-    body = {
-        'initial_bytes': profile.initial_bytes,
-        'graph_end_event': profile.graph_end_event,
-        'link': dataclasses.asdict(profile.link),
-        'disk_link': None if disk is None else dataclasses.asdict(disk),
-        'device': profile.device,
-        'operations': [files.row(op) for op in profile.operations],
-        'storages': [files.row(s) for s in profile.storages],
-        'recipes': [files.row(r) for r in profile.recipes],
-        'splits': [files.row(split) for split in profile.splits],
-        'functions_in_parts': [list(place) for place in profile.functions_in_parts],
-        'move_cost': dataclasses.asdict(profile.move_cost),
-        'plain_peak_bytes': profile.plain_peak_bytes,
-        'events': list(profile.events),
-    }
-    return json.dumps({'format': FORMAT, 'version': VERSION, **body})
+    return files.serialise(profile, FORMAT, VERSION)
 
 
 def parse_profile(text: str) -> Profile:
@@ -53,42 +32,9 @@ def parse_profile(text: str) -> Profile:
     Raises:
         FormatError: If the text is no such file, or the profile contradicts itself.
     """
-    body = files.parse(text, FORMAT, VERSION)
-    with files.reading('profile'):
-        disk, plain = body['disk_link'], body['plain_peak_bytes']
-        profile = Profile(
-            operations=tuple(files.unrow(Operation, row) for row in body['operations']),
-            storages=tuple(files.unrow(Storage, row) for row in body['storages']),
-            events=tuple(int(event) for event in body['events']),
-            recipes=tuple(files.unrow(Recipe, row) for row in body['recipes']),
-            initial_bytes=int(body['initial_bytes']),
-            graph_end_event=int(body['graph_end_event']),
-            link=_read_link(body['link']),
-            device=dict(body['device']),
-            disk_link=None if disk is None else _read_link(disk),
-            splits=tuple(files.unrow(Split, row) for row in body['splits']),
-            functions_in_parts=tuple(
-                (int(operation), int(function))
-                for operation, function in body['functions_in_parts']
-            ),
-            move_cost=MoveCost(**body['move_cost']),
-            plain_peak_bytes=None if plain is None else int(plain),
-        )
+    profile = files.read_record(Profile, text, FORMAT, VERSION)
     check_profile(profile)
     return profile
-
-
-def _read_link(body: Any) -> Link:
-    names = [field.name for field in dataclasses.fields(Link)]
-    for name in names:
-        if not isinstance(body, dict) or name not in body:
-            raise files.broken('profile', f'its link lacks {name}')
-    for name in body:
-        if name not in names:
-            raise files.broken('profile', f'its link has an unknown figure {name!r}')
-    # What is no number of processes is refused later.
-    figures = {name: float(body[name]) for name in names if name != 'ranks'}
-    return Link(**figures, ranks=body['ranks'])
 
 
 def check_profile(profile: Profile) -> None:
