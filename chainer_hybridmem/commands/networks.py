@@ -90,15 +90,14 @@ class Network:
         from chainer_hybridmem.running import watchers
 
         answers: list[Any] = []
-        infers = watcher == watchers.PassRecorder.__name__
         watched = getattr(watchers, watcher)(answers.append, **arguments)
         with self._explained(), contextlib.suppress(watchers.Stopped), watched:
             insize = self.insize or find_insize(self.arch)
             shape = (self.batchsize, 3, insize, insize)
             made = training.Training(self.arch, shape, self.n_class, self.device)
-            if not infers:
+            if not watched.infers:
                 watched.begin()
-            made.run(infers)
+            made.run(watched.infers)
         (answer,) = answers
         if isinstance(answer, BaseException):
             raise answer

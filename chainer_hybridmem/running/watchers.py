@@ -51,7 +51,12 @@ class Watcher(Follower, abc.ABC):
         finish (callable): Gets what has been found out, or an error of this package;
             called at most once.
         options (dict): Of the sessions, by name.
+
+    Attributes:
+        infers (bool): Whether it looks at a program that does not train.
     """
+
+    infers = False
 
     def __init__(self, finish: Callable[[Any], None], options: dict[str, Any]) -> None:
         limit = options.get('memory_limit', AMPLE_BYTES)
@@ -335,6 +340,7 @@ class PassRecorder(chainer.LinkHook):
     """
 
     name = 'hybridmem-passes-of-a-program'
+    infers = True
 
     def __init__(self, finish: Callable[[Any], None], kinds: int) -> None:
         self._finish = finish

@@ -106,7 +106,10 @@ def test_missing_file(tmp_path):
         ({'efficiency': 0.5}, 'efficiency is 0.5, not an object'),
         ({'efficiency': {'gemm': 2}}, 'efficiency of gemm is 2, not in (0, 1]'),
         ({'efficiency': {'sorting': 1}}, "no class 'sorting'"),
-        ({'link': {**LINK, 'd2h_bytes_per_second': 0}}, 'd2h_bytes_per_second is 0.0'),
+        (
+            {'link': {**LINK, 'd2h_bytes_per_second': 0}},
+            'its link has d2h_bytes_per_second 0.0; it must be',
+        ),
         ({'link': {'latency_seconds': 0}}, "its link has ['latency_seconds']"),
         ({'link': [1]}, 'link is [1], not an object'),
         ({'title': 5}, 'title is 5, not text'),

@@ -23,6 +23,7 @@ from chainer_hybridmem import files
 from chainer_hybridmem.errors import FormatError, UnknownNameError, nearest
 from chainer_hybridmem.forecasting.estimation.costs import CLASSES, Cost
 from chainer_hybridmem.planning.records.profile import Link
+from chainer_hybridmem.planning.records.profile_file import find_wrong_figure
 
 FORMAT = 'chainer_hybridmem/device-model'
 FORMAT_OF_ALL = 'chainer_hybridmem/device-models'
@@ -159,18 +160,11 @@ def _link(name: str, body: dict[str, Any]) -> Link:
     needed = {field.name for field in fields if field.default is dataclasses.MISSING}
     if not needed <= set(body) <= names:
         raise _wrong(name, f'its link has {sorted(body)}', names)
-    for share in ('duplex_share', 'd2h_compute_share', 'h2d_compute_share'):
-        if not 0 < _number(name, share, body.get(share, 1.0)) <= 1:
-            raise _wrong(name, f'{share} is {body[share]}, not in (0, 1]')
-    optional: dict[str, Any] = {
-        key: float(value) for key, value in body.items() if key not in needed
-    }
-    return Link(
-        latency_seconds=_not_negative(name, body, 'latency_seconds'),
-        d2h_bytes_per_second=_positive(name, body, 'd2h_bytes_per_second'),
-        h2d_bytes_per_second=_positive(name, body, 'h2d_bytes_per_second'),
-        **optional,
-    )
+    figures: Any = {key: _number(name, key, value) for key, value in body.items()}
+    link = Link(**figures)
+    if wrong := find_wrong_figure(link):
+        raise _wrong(name, wrong)
+    return link
 
 
 def _mapping(name: str, key: str, value: Any) -> dict[str, Any]:

@@ -57,9 +57,9 @@ def check_profile(profile: Profile) -> None:
     _check_splits(profile)
     _check_functions_in_parts(profile)
     _check_move_cost(profile.move_cost)
-    _check_link(profile.link)
-    if profile.disk_link is not None:
-        _check_link(profile.disk_link)
+    for link in (profile.link, profile.disk_link):
+        if link is not None and (wrong := find_wrong_figure(link)):
+            raise _broken(wrong)
 
 
 def _check_operations(profile: Profile) -> None:
@@ -229,7 +229,8 @@ def _check_functions_in_parts(profile: Profile) -> None:
             raise _broken(f'function {function} of operation {operation} is missing')
 
 
-def _check_link(link: Link) -> None:
+def find_wrong_figure(link: Link) -> str:
+    """What a link cannot have, in words; empty if it is possible."""
     for name, value in dataclasses.asdict(link).items():
         if name == 'ranks':
             fits = type(value) is int and value >= 1
@@ -241,7 +242,8 @@ def _check_link(link: Link) -> None:
         else:
             fits, rule = 0 <= value < math.inf, 'zero or more, and finite'
         if not fits:
-            raise _broken(f'its link has {name} {value}; it must be {rule}')
+            return f'its link has {name} {value}; it must be {rule}'
+    return ''
 
 
 def _broken(why: str) -> FormatError:

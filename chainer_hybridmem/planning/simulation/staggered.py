@@ -219,12 +219,12 @@ def _program(problem: Problem, plan: Plan) -> _IterationSteps:
         numbers[2],
         seconds[0],
         seconds[1],
-        *_copies(problem, plan, (outs, ins), work),
+        *_copies(problem, (outs, ins), work),
     )
 
 
 def _copies(
-    problem: Problem, plan: Plan, queues: tuple[list[int], list[int]], work: Work
+    problem: Problem, queues: tuple[list[int], list[int]], work: Work
 ) -> tuple[np.ndarray, np.ndarray]:
     """Latencies, and seconds of the bytes on the whole link."""
     profile = problem.profile

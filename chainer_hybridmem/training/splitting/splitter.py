@@ -343,8 +343,7 @@ class Splitter:
     ) -> tuple[Array, ...]:
         way = known = guess or self.known.get(place)
         trials = self.trials if place[0] >= 0 else None
-        whole = way is None and trials is None and failure is None
-        restore = rules.state(function, whole)
+        restore = rules.state(function)
         ways = rules.ways(function, inputs)
         if known is not None:
             possible = list(ways)
@@ -376,8 +375,6 @@ class Splitter:
                 break
             # Out here the failed forward's arrays are gone with its exception.
             restore()
-            if whole:
-                whole, restore = False, rules.state(function)
             way = following
         if trials is not None:
             trials.end(place)
@@ -444,10 +441,6 @@ class _Rest:
         """Another attempt was in vain."""
         self._length = self._left = min(2 * self._length, LONGEST_REST)
         self.way = way
-
-
-def _return(way: Way | None) -> Way | None:
-    return way
 
 
 def _alike(function: Any, inputs: tuple[Array, ...], place: Place) -> Alike:
