@@ -33,6 +33,7 @@ from chainer_hybridmem.planning.layouts import (
     planned_trace,
 )
 from chainer_hybridmem.planning.layouts.fitting import fit
+from chainer_hybridmem.planning.layouts.layout import Layout
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.search.relaxed import relaxed
 from chainer_hybridmem.planning.simulation import Problem, make_problem, simulate
@@ -152,8 +153,7 @@ def planned(arch: str, folder: str | None) -> tuple[list[Row], list[Row]]:
             print(rows[-1], file=sys.stderr, flush=True)
         for name, move in ((planner, as_planned), (f'{planner}, relaxed', relaxed)):
             found = fit(
-                functools.partial(plan_within, problem, planner, move),
-                lambda plan: exact(planned_trace(profile, plan), ALIGNMENT),
+                functools.partial(placed_within, problem, planner, move),
                 model.memory_bytes,
                 ROUNDS,
             )
@@ -167,14 +167,15 @@ def planned(arch: str, folder: str | None) -> tuple[list[Row], list[Row]]:
     return rows, fitted
 
 
-def plan_within(
+def placed_within(
     problem: Problem,
     planner: str,
     move: Callable[[Problem, Plan], Plan],
     limit_bytes: int,
-) -> Plan:
-    """A plan for a limit, with its positions moved."""
-    return move(problem, make_plan(problem, limit_bytes, planner))
+) -> tuple[Plan, Layout]:
+    """A plan for a limit, with its positions moved, and its layout."""
+    plan = move(problem, make_plan(problem, limit_bytes, planner))
+    return plan, exact(planned_trace(problem.profile, plan), ALIGNMENT)
 
 
 def as_planned(problem: Problem, plan: Plan) -> Plan:

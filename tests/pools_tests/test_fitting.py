@@ -47,20 +47,18 @@ def test_any_waste(limit, least, waste, grain, rounds):
     """Plans have peaks at multiples of a grain, and all waste as much."""
     asked: list[int] = []
 
-    def make_plan_for(target):
+    def make_placed_for(target):
         asked.append(target)
         if target < least:
             raise InfeasibleError('too little', least, target)
-        return plan_of(target // grain * grain)
+        peak = target // grain * grain
+        return plan_of(peak), Bytes(peak + waste)
 
-    def need(plan):
-        return Bytes(plan.predicted_peak_bytes + waste)
-
-    found = fit(make_plan_for, need, limit, rounds)
+    found = fit(make_placed_for, limit, rounds)
     assert asked[0] == limit and len(asked) <= rounds
     assert all(later < earlier for earlier, later in itertools.pairwise(asked))
     assert found.fits == (found.placed.footprint_bytes <= limit)
-    assert found.placed == need(found.plan)
+    assert found.placed == Bytes(found.plan.predicted_peak_bytes + waste)
     assert found.planned_bytes in asked
     if limit - waste >= max(least, 1) and rounds > 1:
         assert found.fits and len(asked) <= 2
@@ -69,19 +67,19 @@ def test_any_waste(limit, least, waste, grain, rounds):
 
 def test_the_smallest_where_none_fits():
     needs = {100: 120, 80: 105, 75: 110}
-    found = fit(plan_of, lambda plan: Bytes(needs[plan.predicted_peak_bytes]), 100, 3)
+    found = fit(lambda target: (plan_of(target), Bytes(needs[target])), 100, 3)
     assert not found.fits
     assert (found.planned_bytes, found.rounds) == (80, 3)
 
 
 def test_no_plan_for_the_limit_itself():
-    def make_plan_for(target):
+    def make_placed_for(target):
         raise InfeasibleError('nothing', 2, target)
 
     with pytest.raises(InfeasibleError):
-        fit(make_plan_for, lambda plan: Bytes(0), 1)
+        fit(make_placed_for, 1)
     with pytest.raises(OptionError, match='rounds'):
-        fit(plan_of, lambda plan: Bytes(0), 1, 0)
+        fit(make_placed_for, 1, 0)
 
 
 @pytest.mark.parametrize('place', [exact, smartpool])
@@ -92,13 +90,11 @@ def test_layouts_of_networks_fit(seed, place):
     least, most = least_memory(problem)[0], problem.in_core_peak_bytes
     limit = (2 * least + most) // 3
 
-    def make_plan_for(target):
-        return relaxed(problem, make_plan(problem, target, 'superneurons'))
+    def make_placed_for(target):
+        plan = relaxed(problem, make_plan(problem, target, 'superneurons'))
+        return plan, place(planned_trace(profile, plan), 64)
 
-    def need(plan):
-        return place(planned_trace(profile, plan), 64)
-
-    found = fit(make_plan_for, need, limit, 10)
+    found = fit(make_placed_for, limit, 10)
     assert found.fits
     assert max(check_plan(profile, found.plan, found.planned_bytes)) <= limit
     check_layout(planned_trace(profile, found.plan), found.placed)

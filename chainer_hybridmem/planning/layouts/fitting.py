@@ -36,34 +36,27 @@ class Fitted(Generic[Placement]):
     Attributes:
         plan (Plan): The plan.
         placed (Placed): Its placement.
-        limit_bytes (int): What the placement is to fit.
+        fits (bool): Whether that is inside the limit.
         planned_bytes (int): Limit that the plan was made for.
         rounds (int): Plans made.
     """
 
     plan: Plan
     placed: Placement
-    limit_bytes: int
+    fits: bool
     planned_bytes: int
     rounds: int
 
-    @property
-    def fits(self) -> bool:
-        """Whether the placement is inside the limit."""
-        return self.placed.footprint_bytes <= self.limit_bytes
-
 
 def fit(
-    make_plan_for: Callable[[int], Plan],
-    need: Callable[[Plan], Placement],
+    make_placed_for: Callable[[int], tuple[Plan, Placement]],
     limit_bytes: int,
     rounds: int = ROUNDS,
 ) -> Fitted[Placement]:
     """Plans for lower and lower limits until the placement fits.
 
     Args:
-        make_plan_for: Makes a plan for a limit in bytes.
-        need: Places a plan's memory.
+        make_placed_for: Makes a plan for a limit in bytes, and places its memory.
         limit_bytes: What the placement must fit.
         rounds: Plans to make at most.
 
@@ -79,16 +72,16 @@ def fit(
     target, best = limit_bytes, None
     for number in range(1, rounds + 1):
         try:
-            plan = make_plan_for(target)
+            plan, placed = make_placed_for(target)
         except InfeasibleError:
             if best is None:
                 raise
             break
-        placed = need(plan)
-        found = Fitted(plan, placed, limit_bytes, target, number)
+        fits = placed.footprint_bytes <= limit_bytes
+        found = Fitted(plan, placed, fits, target, number)
         if best is None or placed.footprint_bytes < best.placed.footprint_bytes:
             best = found
-        if found.fits:
+        if fits:
             break
         # A plan below its limit would be made again for any limit above its peak.
         target = min(target, plan.predicted_peak_bytes)

@@ -65,25 +65,23 @@ def plan_with_arena(
         InfeasibleError: If there is no plan for the limit.
     """
     room_bytes = limit_bytes - spare_bytes
-    arenas: list[Arena] = []
 
     def arena_of(plan: Plan) -> Arena:
         return place(logs_of(planned_trace(problem.profile, plan)))
 
-    def make(planned_bytes: int) -> Plan:
+    def make(planned_bytes: int) -> tuple[Plan, Arena]:
         plan = make_plan_for(planned_bytes)
         arena = arena_of(plan)
         if arena.footprint_bytes > room_bytes:
             # Only now: copies that may begin early forgive a slow link the most.
             plan = relaxed(problem, plan)
             arena = arena_of(plan)
-        arenas.append(arena)
-        return plan
+        return plan, arena
 
     if room_bytes <= 0:
         return make_plan_for(limit_bytes), None, False
     try:
-        fitted = fit(make, lambda plan: arenas[-1], room_bytes)
+        fitted = fit(make, room_bytes)
     except InfeasibleError:
         if not spare_bytes:
             raise
