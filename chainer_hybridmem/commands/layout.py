@@ -143,10 +143,8 @@ def load_planned_trace(path: str, profile: Profile, plan_path: str) -> Trace:
     """
     from chainer_hybridmem.planning.layouts import planned_trace
 
-    plan = library.load_plan(plan_path)
-    planned_iteration.check_plan(profile, plan, plan_path, path)
-    with planned_iteration.belonging(plan_path, path):
-        return planned_trace(profile, plan)
+    plan, _ = planned_iteration.load_plan(plan_path, profile, path)
+    return planned_trace(profile, plan)
 
 
 def load_csv(path: str) -> Trace:

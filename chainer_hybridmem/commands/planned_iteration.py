@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from chainer_hybridmem.errors import FormatError, PlanError
@@ -17,45 +15,32 @@ if TYPE_CHECKING:
     from chainer_hybridmem.planning.records.timeline import Timeline
 
 
-@contextmanager
-def belonging(plan: str, profile: str) -> Iterator[None]:
-    """Where the plan of one file is applied to the profile of another.
-
-    Raises:
-        FormatError: If it is not a plan for it, naming both files.
-    """
-    try:
-        yield
-    except PlanError as error:
-        raise FormatError(
-            f'{plan} is not a plan for {profile}, make it again: {error}'
-        ) from error
-
-
 def load_iteration(args: argparse.Namespace) -> tuple[Profile, Plan, Timeline]:
     """Reads profile and plan, and simulates the plan.
 
     Raises:
         FormatError: If one cannot be read, or they do not belong together.
     """
-    from chainer_hybridmem.planning.simulation import simulate
-
-    profile, plan = library.load_profile(args.profile), library.load_plan(args.plan)
-    with belonging(args.plan, args.profile):
-        timeline = simulate(profile, plan)
-    return profile, plan, timeline
+    profile = library.load_profile(args.profile)
+    return profile, *load_plan(args.plan, profile, args.profile)
 
 
-def check_plan(profile: Profile, plan: Plan, path: str, profile_path: str) -> None:
-    """Checks by simulating it that a plan is one for a profile.
+def load_plan(path: str, profile: Profile, profile_path: str) -> tuple[Plan, Timeline]:
+    """Reads a plan, and simulates it on the profile that it is for.
 
     Raises:
-        FormatError: If it is not a plan for the profile, naming both files.
+        FormatError: If it cannot be read, or is not a plan for the profile, naming
+            both files.
     """
     from chainer_hybridmem.planning.simulation import simulate
 
-    with belonging(path, profile_path):
-        simulate(profile, plan)
+    plan = library.load_plan(path)
+    try:
+        return plan, simulate(profile, plan)
+    except PlanError as error:
+        raise FormatError(
+            f'{path} is not a plan for {profile_path}, make it again: {error}'
+        ) from error
 
 
 def load_measured(path: str, plan: Plan, plan_path: str) -> Measured:

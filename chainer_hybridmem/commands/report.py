@@ -99,8 +99,8 @@ def read_runs(
     found = []
     for number in range(max(len(plans), len(measured))):
         plan_path = plans[min(number, len(plans) - 1)]
-        plan, timeline = library.load_plan(plan_path), None
-        planned_iteration.check_plan(profile, plan, plan_path, path)
+        plan, _ = planned_iteration.load_plan(plan_path, profile, path)
+        timeline = None
         if number < len(measured):
             path_of = measured[number]
             timeline = planned_iteration.load_measured(path_of, plan, plan_path)
