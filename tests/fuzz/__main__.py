@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import gc
 import importlib
 import multiprocessing
 import os
@@ -154,7 +153,6 @@ def _run(arguments: argparse.Namespace) -> int:
     totals = _Totals()
     end = totals.begin + 60 * arguments.minutes
     first = arguments.seed * STRIDE
-    gc.freeze()
     # Ctrl-C ends the run as the time does.
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         seeds = iter(range(first, first + arguments.cases))

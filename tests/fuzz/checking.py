@@ -98,11 +98,13 @@ def _plain(case: Case) -> _Expected:
 def check(case: Case) -> Result:
     """Trains a case twice and compares everything after each iteration."""
     gc.disable()  # so that memory is freed at the same moments in every run
+    gc.freeze()  # a collection looks at what the case has made, not at all modules
     try:
         return _check(case)
     finally:
-        gc.enable()
         gc.collect()
+        gc.unfreeze()
+        gc.enable()
 
 
 def _check(case: Case) -> Result:
