@@ -1,69 +1,104 @@
-"""What a session costs when everything fits: plain Chainer against in-core.
+"""What an iteration of a session costs over one of plain Chainer, in CPU seconds.
 
-Both train the same network in turns in one process, so that a machine whose
-speed drifts is unfair to neither; medians and their ratio are reported.
+Each program runs in several processes, with the repair alone and with each limit, which
+take their updates in turns: what slows the machine slows all of them. A ratio is the
+median, over the last quarter of the updates, of a limit's CPU seconds over those of
+plain Chainer beside it. Plans differ from run to run, and ratios with them: ``rounds``
+are such runs, and a row has the ratio of each.
 
-    python -m benchmarks run overhead [--arch resnet50] [--rounds 3]
+    python -m benchmarks run overhead [NAME=COMMAND ...] [--limits 200% 75% 60%]
+
+COMMAND is a script and its arguments, for programs beside those of ``predicted``.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import statistics
-import time
+import tempfile
+from typing import Any
 
-import chainer_hybridmem as hybridmem
 from benchmarks import common
+from benchmarks.predicted.run import MOST_SECONDS, OWN, read_seen, start
+from benchmarks.saving import Rows
+
+LIMITS = ('200%', '75%', '60%')
+COLUMNS = {
+    'program': str,
+    'limit': str,
+    'plain_cpu_seconds': '{:.4f}'.format,
+    'ratio': '{:.2f}'.format,
+    'ratios': lambda ratios: ' '.join(f'{ratio:.2f}' for ratio in ratios),
+}
+
+
+def run_in_turns(command: str, variants: list[list[str]]) -> list[list[float]]:
+    """Runs a program with each of several options of the command.
+
+    Returns:
+        CPU seconds of the updates in the last quarter of each run.
+
+    Raises:
+        RuntimeError: If the program has failed.
+    """
+    pipes = [os.pipe() for _ in variants]
+    with tempfile.TemporaryDirectory() as scratch:
+        outputs = [os.path.join(scratch, f'{i}.json') for i in range(len(variants))]
+        processes = [
+            start(
+                command, options, output, (pipes[i][0], pipes[(i + 1) % len(pipes)][1])
+            )
+            for i, (options, output) in enumerate(zip(variants, outputs, strict=True))
+        ]
+        os.write(pipes[0][1], b'.')
+        for end in itertools.chain.from_iterable(pipes):
+            os.close(end)
+        for process in processes:
+            process.wait(MOST_SECONDS)
+        return [read_seen(output)[0] for output in outputs]
+
+
+def measure(name: str, command: str, limits: list[str], rounds: int) -> list[Any]:
+    """A row for each limit."""
+    own = ['--old-names']
+    variants = [own, *([*own, '--memory-limit', limit] for limit in limits)]
+    plain: list[float] = []
+    ratios: dict[str, list[float]] = {limit: [] for limit in limits}
+    for _ in range(rounds):
+        first, *others = run_in_turns(command, variants)
+        plain.append(statistics.median(first))
+        for limit, seconds in zip(limits, others, strict=True):
+            pairs = zip(seconds, first, strict=False)
+            ratios[limit].append(statistics.median(a / b for a, b in pairs))
+    return [
+        {
+            'program': name,
+            'limit': limit,
+            'plain_cpu_seconds': statistics.median(plain),
+            'ratio': statistics.median(ratios[limit]),
+            'ratios': ratios[limit],
+        }
+        for limit in limits
+    ]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares what the benchmark takes."""
-    parser.add_argument('--arch', nargs='+', default=list(common.HOST_BATCHES))
+    parser.add_argument('programs', nargs='*', metavar='NAME=COMMAND')
+    parser.add_argument('--own', nargs='*', default=list(OWN), choices=list(OWN))
+    parser.add_argument('--limits', nargs='+', default=list(LIMITS))
     parser.add_argument('--rounds', type=int, default=3)
-    parser.add_argument('--iterations', type=int, default=3)
 
 
 def main(options: argparse.Namespace) -> int:
-    rows = []
-    for arch in options.arch:
-        batchsize = common.HOST_BATCHES[arch]
-        plain, ours = [], []
-        one = common.Training(arch, batchsize)
-        two = common.Training(arch, batchsize)
-        one.step()
-        for _ in range(options.rounds):
-            for _ in range(options.iterations):
-                start = time.perf_counter()
-                one.step()
-                plain.append(time.perf_counter() - start)
-            with hybridmem.optimize(two.model, '1TB'):
-                for _ in range(options.iterations):
-                    start = time.perf_counter()
-                    two.step()
-                    ours.append(time.perf_counter() - start)
-        rows.append(
-            {
-                'arch': arch,
-                'batchsize': batchsize,
-                'plain_seconds': statistics.median(plain),
-                'session_seconds': statistics.median(ours),
-                'ratio': statistics.median(ours) / statistics.median(plain),
-                'all_plain': plain,
-                'all_session': ours,
-            }
-        )
-        print(
-            common.table(
-                rows[-1:],
-                {
-                    'arch': str,
-                    'batchsize': str,
-                    'plain_seconds': '{:.3f}'.format,
-                    'session_seconds': '{:.3f}'.format,
-                    'ratio': '{:.3f}'.format,
-                },
-            ),
-            flush=True,
-        )
-    common.save('host_overhead', {'rows': rows})
+    programs = {name: OWN[name] for name in options.own}
+    programs |= dict(one.split('=', 1) for one in options.programs)
+    rows = Rows('host_overhead', rounds=options.rounds)
+    for name, command in programs.items():
+        found = measure(name, command, options.limits, options.rounds)
+        for row in found:
+            rows.add(row)
+        print(common.table(found, COLUMNS), flush=True)
     return 0

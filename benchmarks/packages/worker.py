@@ -4,12 +4,17 @@
 
 OUTPUT gets JSON: CPU seconds after each update, a digest of all parameters, what is
 permanent, the figures of each session, and the exit status.
+
+Where ``TURNS`` names two pipes, processes take their updates in turns: each waits for a
+byte from the first one, and writes it into the second one after its update.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import random
 import sys
 import time
@@ -20,6 +25,20 @@ from chainer_hybridmem.training.chainer_access import compat
 
 seen: dict[str, Any] = {'cpu_seconds': [], 'sessions': []}
 optimizers: list[Any] = []
+turns = [int(pipe) for pipe in os.environ.get('TURNS', '').split(',') if pipe]
+
+
+def await_turn() -> None:
+    """Returns when the others have taken theirs; at once if they have ended."""
+    if turns:
+        os.read(turns[0], 1)
+
+
+def end_turn() -> None:
+    """Lets the next one take its turn, if it has not ended."""
+    if turns:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(turns[1], b'.')
 
 
 def watch() -> None:
@@ -40,6 +59,8 @@ def watch() -> None:
     def update_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
         update(self, *args, **kwargs)
         seen['cpu_seconds'].append(time.process_time())
+        end_turn()
+        await_turn()
 
     def setup_and_note(self: Any, link: Any) -> Any:
         optimizers.append(self)
@@ -56,6 +77,7 @@ def watch() -> None:
     chainer.GradientMethod.update = update_and_note
     chainer.Optimizer.setup = setup_and_note
     Session.__exit__ = leave_and_note
+    await_turn()
 
 
 def note_models() -> None:

@@ -38,35 +38,60 @@ SAID = re.compile(r'([\d.]+)(?: to ([\d.]+))? times that of plain Chainer')
 PREDICTED = re.compile(r'\(([\d.]+)(?: to ([\d.]+))? predicted\)')
 
 
-def run(command: str, options: list[str]) -> tuple[float, str]:
-    """CPU seconds of an update at the end of a run, and what it has told.
+def start(
+    command: str, options: list[str], output: str, turns: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a program in a process of its own; :func:`read_seen` tells the rest.
 
-    Raises:
-        RuntimeError: If the program has failed.
+    Args:
+        command: A script and its arguments.
+        options: Of ``hybridmem run``.
+        output: A file for what is seen; what is told is beside it.
+        turns: Two pipes, see :mod:`..packages.worker`; none without turns.
     """
     script, *arguments = command.split()
     script = os.path.abspath(script)
-    with tempfile.TemporaryDirectory() as scratch:
-        output = os.path.join(scratch, 'seen.json')
-        path = [common.ROOT, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
-        process = subprocess.run(
+    path = [common.ROOT, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
+    with open(f'{output}.txt', 'wb') as told:
+        return subprocess.Popen(
             [sys.executable, '-m', 'benchmarks.packages.worker', output, *options,
              script, *arguments],
             env={
                 **os.environ, 'PYTHONPATH': os.pathsep.join(filter(None, path)),
                 'PYTHONHASHSEED': '0', 'OMP_NUM_THREADS': '1',
                 'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1',
+                'TURNS': ','.join(map(str, turns)),
             },
-            cwd=os.path.dirname(script),
-            capture_output=True, text=True, timeout=MOST_SECONDS, check=False,
+            cwd=os.path.dirname(script), pass_fds=turns,
+            stdout=subprocess.DEVNULL, stderr=told,
         )  # fmt: skip
-        if process.returncode:
-            raise RuntimeError(process.stderr.strip().splitlines()[-1])
+
+
+def read_seen(output: str) -> tuple[list[float], str]:
+    """CPU seconds of the updates in the last quarter of a run, and what it has told.
+
+    Raises:
+        RuntimeError: If the program has failed.
+    """
+    lines = pathlib.Path(f'{output}.txt').read_text(encoding='utf-8').splitlines()
+    seen: dict[str, Any] = {'status': 'no result'}
+    if os.path.exists(output):
         with open(output, encoding='utf-8') as file:
             seen = json.load(file)
+    if seen['status']:
+        raise RuntimeError(lines[-1] if lines else f'it ended with {seen["status"]}')
     steps = [b - a for a, b in itertools.pairwise(seen['cpu_seconds'])]
-    told = [line for line in process.stderr.splitlines() if 'hybridmem:' in line]
-    return statistics.median(steps[-max(1, len(steps) // 4) :]), '\n'.join(told)
+    told = [line for line in lines if 'hybridmem:' in line]
+    return steps[-max(1, len(steps) // 4) :], '\n'.join(told)
+
+
+def run(command: str, options: list[str]) -> tuple[float, str]:
+    """CPU seconds of an update at the end of a run, and what it has told."""
+    with tempfile.TemporaryDirectory() as scratch:
+        output = os.path.join(scratch, 'seen.json')
+        start(command, options, output).wait(MOST_SECONDS)
+        steps, told = read_seen(output)
+    return statistics.median(steps), told
 
 
 def read(pattern: re.Pattern[str], told: str) -> float | None:
