@@ -107,7 +107,7 @@ class Executor:
         table: ActionTable | None,
         copies: dict[int, HostCopy],
         holders: Iterable[owners.Owner] = (),
-        may_switch: bool = False,
+        others: Iterable[ActionTable] = (),
         outliving: Collection[Slot] = (),
     ) -> None:
         """Starts an iteration.
@@ -117,7 +117,7 @@ class Executor:
             copies: Host copies by storage id, reused from iteration to
                 iteration; new ones are added.
             holders: Owners of the parameters and optimizer states that may leave.
-            may_switch: Whether the iteration may go on with another plan.
+            others: Plans with which the iteration may go on.
             outliving: Slots of maps that later iterations will ask for.
         """
         self.settle()
@@ -125,7 +125,7 @@ class Executor:
         self._mover.begin_iteration()
         self.maps.begin_iteration(outliving)
         self._planned.begin(table, copies)
-        self._recipes.begin(may_switch)
+        self._recipes.begin(others)
         self._prefetcher.begin()
         self.evictor.begin_iteration()
         self.crossing.begin(table, holders)
@@ -246,7 +246,7 @@ class Executor:
         self.awaits_forward = False
         is_applied_again = id(function) in self.functions.by_id
         if table is not None:
-            may_replay = recipes.replayed is None or k in recipes.replayed
+            may_replay = k in recipes.replayed
             if may_replay:
                 if is_applied_again:  # the copy has what it keeps, too
                     self._restorer.bring_back_read_by(function)

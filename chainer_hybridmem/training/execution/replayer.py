@@ -54,7 +54,7 @@ import contextvars
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from chainer_hybridmem import blas
@@ -99,18 +99,18 @@ class Recipes:
         maps (LiveMaps): Knows the functions, and what never leaves.
 
     Attributes:
-        replayed (collection of int or None): Forward operations of this iteration that
-            may be run again; None: any.
+        replayed (collection of int): Forward operations of this iteration that may be
+            run again.
     """
 
     def __init__(self, device: Device, maps: LiveMaps) -> None:
         self._device = device
         self._maps = maps
-        self._may_switch = False
         self._on_gpu = device.kind == 'cuda'
         if self._on_gpu:
             dropout_states.watch()
-        self.replayed: Collection[int] | None = ()
+        self.replayed: Collection[int] = ()
+        self._replayed_by_any: Collection[int] = ()  # plan that may be followed
         self._running: dict[int, LiveFunction] = {}  # by number, of this iteration
         self._count_updates: Callable[[], int] = lambda: 0
         self._beginnings: weakref.WeakKeyDictionary[Any, _Beginning] = (
@@ -125,16 +125,17 @@ class Recipes:
         self._drawn: Hashable = None  # before the forward under way
 
     # -- iterations -----------------------------------------------------------
-    def begin(self, may_switch: bool) -> None:
+    def begin(self, others: Iterable[ActionTable]) -> None:
         """Starts an iteration.
 
         Args:
-            may_switch: Whether the iteration may go on with another plan.
+            others: Plans with which the iteration may go on.
         """
-        self._may_switch = may_switch
+        table = self._table
+        tables = [*others] if table is None else [table, *others]
+        self._replayed_by_any = set().union(*(one.replayed for one in tables))
         self._running = {}
         self._follow()
-        table = self._table
         if table is not None:
             origin, updates = self._maps.ledger.origin, self._count_updates()
             threads = () if self._on_gpu else blas.count_threads()
@@ -161,11 +162,8 @@ class Recipes:
         return self._maps.planned.table
 
     def _follow(self) -> None:
-        table = self._table
         self._sources.clear()
-        self.replayed = ()
-        if table is not None:
-            self.replayed = None if self._may_switch else table.replayed
+        self.replayed = () if self._table is None else self._replayed_by_any
 
     def ask_for_updates(self, count_updates: Callable[[], int]) -> None:
         """Says what counts updates of the model's parameters."""
@@ -220,7 +218,7 @@ class Recipes:
             k: Number of the operation; nothing is copied if no replay runs it.
             function: The function.
         """
-        if self.replayed is not None and k not in self.replayed:
+        if k not in self.replayed:
             return
         for node in function.inputs:
             array = graph.node_array(node) if node.creator_node is None else None

@@ -355,9 +355,9 @@ class GuideBook:
             None,
         )
 
-    def begins_alone(self, key: OperationKey) -> bool:
-        """Whether at most one guide begins so."""
-        return sum(guide.signature[0] == key for guide in self._guides) < 2
+    def find_others(self, guide: Guide, key: OperationKey) -> list[Guide]:
+        """The guides that begin as this one does, with the same operation."""
+        return [g for g in self._guides if g is not guide and g.signature[0] == key]
 
     def find_planned(self) -> Guide | None:
         """The guide with a plan that was met last."""

@@ -463,12 +463,11 @@ class Loop(chainer.FunctionHook):
         older = self._executor.maps.find_living()
         iteration.note_older(self._device.memory.used_bytes, older)
         self._host_share.give_to(guide)
-        may_switch = not self._guidebook.begins_alone(key)
         if guide is None:
-            self._executor.begin(None, {}, (), may_switch)
+            self._executor.begin(None, {})
             self._splitter.begin(None)
         else:
-            self._follow(guide, may_switch)
+            self._follow(guide, self._guidebook.find_others(guide, key))
             iteration.note_foreign(self._count_foreign(guide))
         iteration.note_waiting(self._executor.maps.have_pending_backward)
         self._device.memory.forget_failure()
@@ -478,7 +477,7 @@ class Loop(chainer.FunctionHook):
         self._device.memory.reset_peak()
         iteration.start()
 
-    def _follow(self, guide: Guide, may_switch: bool) -> None:
+    def _follow(self, guide: Guide, others: list[Guide]) -> None:
         table = guide.table
         crosses = table is not None and table.crossing
         holders = self._arrays.find_owners().values() if crosses else ()
@@ -486,7 +485,7 @@ class Loop(chainer.FunctionHook):
             table,
             guide.copies,
             holders,
-            may_switch,
+            [other.table for other in others if other.table is not None],
             guide.habits.outliving,
         )
         self._splitter.begin(guide.ways)
