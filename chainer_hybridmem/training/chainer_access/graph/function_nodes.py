@@ -89,14 +89,15 @@ def may_have_arrays(own: Any) -> bool:
     attributes faster. So only functions that seem to have arrays are asked.
     """
     values = gc.get_referents(own)
-    kinds = list(map(type, values))
-    if dict in kinds:  # perhaps its own
+    kinds = set(map(type, values))
+    found = set(map(role_of, kinds))
+    if dict in kinds or ARRAY in found:  # a dictionary may be its own
         return True
-    pairs = zip(values, kinds, strict=True)
-    for value, kind in itertools.compress(pairs, map(role_of, kinds)):
-        if roles[kind] == ARRAY or ARRAY in map(role_of, map(type, value)):
-            return True
-    return False
+    return SEQUENCE in found and any(
+        ARRAY in map(role_of, map(type, value))
+        for value in values
+        if roles[type(value)] == SEQUENCE
+    )
 
 
 def name_and_arrays(own: Any) -> tuple[str, ...]:
