@@ -37,7 +37,8 @@ def on_cuda(monkeypatch):
 # input needs was dropped; what had no room on the host was dropped after an update, or
 # with a function before it that cannot run again; a replay of what the program had
 # written counted more than the copy; there was no room for a fingerprint; a digest was
-# compared after its words had been used again.
+# compared after its words had been used again; a sum of gradients lay elsewhere than in
+# the gradient whose place it had.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

@@ -43,8 +43,16 @@ def padded(n=3):
     return RNG.rand(n, 4, 9, 8).astype('f')[:, :, 1:7, 2:7]
 
 
-@pytest.mark.parametrize('first', [dense, channels_last, padded])
-@pytest.mark.parametrize('second', [dense, channels_last, padded])
+def last_part(n=3):
+    """As of what shares one array with the gradients of others, which are gone."""
+    return RNG.rand(n + 2, 4, 6, 5).astype('f')[2:]
+
+
+LAYOUTS = dense, channels_last, padded, last_part
+
+
+@pytest.mark.parametrize('first', LAYOUTS)
+@pytest.mark.parametrize('second', LAYOUTS)
 @pytest.mark.parametrize('n', [1, 3])
 def test_the_sum_has_the_bits_and_the_layout_of_a_new_one(first, second, n):
     gradients = [chainer.Variable(first(n)), chainer.Variable(second(n))]

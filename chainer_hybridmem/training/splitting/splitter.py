@@ -474,7 +474,7 @@ def add_in_place(gradients: list[Any]) -> bool:
         return False
     index, total, axis = found
     target, other = gradients[index].array, gradients[1 - index].array
-    if _has_place_of(total, target):
+    if total is target:
         # CuPy copies what is not the output itself, and may share memory with it.
         chainer.backend.get_array_module(total).add(target, other, out=target)
     else:
@@ -502,12 +502,6 @@ def _find_place(gradients: list[Any]) -> tuple[int, Array, int] | None:
     return None
 
 
-def _has_place_of(total: Array, target: Array) -> bool:
-    """Whether every element of the sum lies where that of the gradient does."""
-    places = zip(total.shape, total.strides, target.strides, strict=True)
-    return all(size < 2 or stride == other for size, stride, other in places)
-
-
 def _order_of_sum(first: Array, second: Array) -> list[int]:
     """Axes of the sum, outermost first; found out with a corner of the arrays."""
     corner = (slice(2),) * first.ndim
@@ -521,7 +515,8 @@ def _order_of_sum(first: Array, second: Array) -> list[int]:
 def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
     """The sum's array in the memory of a gradient, None if it may not be there.
 
-    A gradient may be cut out of something padded; the sum is not.
+    A gradient may be cut out of something padded; the sum is not, and begins where that
+    does. Where the layout is the sum's, it is the gradient's own array.
     """
     if not _alone(gradients, index):
         return None
@@ -539,7 +534,10 @@ def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
             least = turned.strides[axis] * turned.shape[axis]
     flat = owner.reshape(-1)[: array.size]
     inverse = [order.index(a) for a in range(array.ndim)]
-    return flat.reshape(turned.shape).transpose(inverse)
+    total = flat.reshape(turned.shape).transpose(inverse)
+    places = zip(array.shape, total.strides, array.strides, strict=True)
+    same = all(size < 2 or stride == other for size, stride, other in places)
+    return array if same else total
 
 
 def _alone(gradients: list[Any], index: int) -> bool:
@@ -612,7 +610,7 @@ class Trials:
             target = gradients[found[0]].array
             owner = target if target.base is None else target.base
             alike = owner.nbytes == target.nbytes
-            self._replaces = alike and _has_place_of(found[1], target)
+            self._replaces = alike and found[1] is target
         self._recording.leave()
         self._first_event = self._device.memory.event_count
 
