@@ -27,7 +27,7 @@ class Row(NamedTuple):
         text (str): The value: figures in braces by key and unit, such as
             ``'{peak_bytes:bytes}'``. A unit is one of ``UNITS`` or the noun of what is
             counted.
-        given (str): Key of a figure; there is no row where it is nothing or missing.
+        given (str): Key of a figure; there is no row where it is nothing.
     """
 
     name: str
@@ -69,7 +69,7 @@ def told(
     return [
         (row.name, formatter.vformat(row.text, (), figures))
         for row in rows
-        if not row.given or figures.get(row.given)
+        if not row.given or figures[row.given]
     ]
 
 

@@ -469,6 +469,7 @@ def test_every_flag_of_an_option_reaches_the_session(tmp_path, monkeypatch):
     flags = {name: flag for name, flag in flags.items() if flag is not None}
     words, options = [], {}
     for name, flag in flags.items():
+        assert flag.metavar in VALUES, f'{flag.metavar} of {name}: name a value of it'
         text, value = VALUES[flag.metavar]
         options[name] = str(tmp_path) if flag.metavar == 'FOLDER' else value
         words += [flag.spelling or f'--{name.replace("_", "-")}']

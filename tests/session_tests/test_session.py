@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import signal
+import string
 
 import chainer
 import chainer.functions as F
@@ -27,6 +28,7 @@ from chainer_hybridmem.errors import (
     UnknownNameError,
 )
 from chainer_hybridmem.training.devices.host import numpy_memory
+from chainer_hybridmem.training.session import report
 from chainer_hybridmem.training.session.setting.options import OPTIONS, Options
 from chainer_hybridmem.units import format_bound, format_bytes
 
@@ -77,6 +79,15 @@ def assert_nothing_installed():
 def test_bad_options_are_refused_with_their_values(model, options, error, words):
     with pytest.raises(error, match=words):
         hybridmem.optimize(model, **{'memory_limit': LIMIT, **options})
+    assert_nothing_installed()
+
+
+@pytest.mark.parametrize('name', list(OPTIONS))
+def test_every_option_refuses_what_is_no_value_of_any(model, name):
+    """One without a check would be taken, and do anything or nothing."""
+    others = {'shared_link': {'link_bandwidth': '1GB/s'}}.get(name, {})
+    with pytest.raises(hybridmem.HybridMemoryError, match=name):
+        hybridmem.optimize(model, **{'memory_limit': LIMIT, **others, name: object()})
     assert_nothing_installed()
 
 
@@ -402,6 +413,34 @@ def test_everything_fits_keeps_everything(model):
     assert figures['swap'] == figures['recompute'] == 0
     assert figures['swapped_bytes'] == 0
     assert 'not yet' not in session.report()
+
+
+def test_every_row_of_the_report_has_its_figures(model, monkeypatch):
+    """Also one that is not shown now: it has a figure that decides, or fails later."""
+    tables = {}
+
+    def told(rows, figures, missing=None):
+        tables.update(dict.fromkeys(rows, figures))
+        return tables_of_a_report(rows, figures, missing)
+
+    tables_of_a_report = report.told
+    monkeypatch.setattr(report, 'told', told)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    with hybridmem.optimize(model, '1GB', verify=1) as session:
+        networks.iterate(model, optimizer, x, t)
+        session.finish_iteration()
+        session.report()
+    with hybridmem.optimize(model, LIMIT, planner='swap-all', verify=1) as session:
+        for _ in range(6):
+            networks.iterate(model, optimizer, x, t)
+        session.report()
+    for name in ('FITS', 'LIMITED', 'OF_THE_PLAN', 'OF_ALL_ITERATIONS'):
+        assert tables.keys() >= set(getattr(report, name))
+    assert report.VERIFIED in tables
+    for row, figures in tables.items():
+        keys = [key for _, key, _, _ in string.Formatter().parse(row.text) if key]
+        assert {*keys, *filter(None, [row.given])} <= figures.keys(), row
 
 
 def left_behind():
