@@ -6,7 +6,9 @@ Note: [limits that are found]
     more than plain Chainer, over the step, the session's own work included. Where there
     is none, nothing is limited: plain Chainer is faster than any session. It needs
     iterations that come again, to record them; a limit below what iterations without a
-    plan need is never taken, for the next ones have none. It has what [limits that are
+    plan need is never taken, for the next ones have none. Functions count as a whole: a
+    session knows of parts only where a recording at its limit had to run them so, and
+    may find no plan below that. It has what [limits that are
     named] have to spare, and is raised where that is not enough.
 """
 
