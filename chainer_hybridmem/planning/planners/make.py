@@ -26,7 +26,6 @@ from chainer_hybridmem.planning.simulation.problem import (
     Problem,
     crossing_of,
     make_problem,
-    with_choice,
     with_host_limit,
     with_rules,
 )
@@ -149,7 +148,7 @@ def with_actions(problem: Problem, actions: frozenset[Action], planner: str) -> 
         check_limits(problem.rules, arrays)
     except OptionError as error:
         raise OptionError(f'{refusal}. {error}') from None
-    return with_choice(problem, arrays)
+    return dataclasses.replace(problem, arrays=arrays, bounds={})
 
 
 # -- what each rule costs -----------------------------------------------------

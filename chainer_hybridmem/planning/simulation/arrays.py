@@ -136,16 +136,16 @@ def find_maker(arrays: ProblemArrays, item: int) -> int:
     return op if item in made else -1
 
 
-def find_recomputable(arrays: ProblemArrays, n_maps: int) -> np.ndarray:
-    """A map is recomputable if its recipe is, and every transient on the way.
+def find_recomputable(arrays: ProblemArrays) -> np.ndarray:
+    """(M,) A map is recomputable if its recipe is, and every transient on the way.
 
     Maps among the inputs are always at hand: kept, swapped in, or
     recomputable themselves; so is what no plan decides about and nothing frees. A
     map whose producer needs one of its own products (a dropout mask) is not
     recomputable from itself.
     """
-    n_items = len(arrays.size)
-    result = np.zeros(n_items, bool)
+    n_maps = len(arrays.read)
+    result = np.zeros(len(arrays.size), bool)
     order = np.argsort(arrays.producer, kind='stable')
     for item in order:
         op = find_maker(arrays, item)

@@ -9,7 +9,7 @@ Note: [no choice]
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,20 +38,6 @@ _INSTEAD = np.array([[SWAP, RECOMPUTE], [RECOMPUTE, KEEP], [SWAP, KEEP]])
 _KEPT = np.array([action == KEEP for action in range(3)])
 
 
-class Limits(NamedTuple):
-    """Groups of maps of which only so many bytes may be kept.
-
-    Attributes:
-        pointers (ndarray): (G+1,) int64, first member of each group.
-        members (ndarray): Maps by group, int64.
-        most_bytes (ndarray): (G,) int64.
-    """
-
-    pointers: np.ndarray
-    members: np.ndarray
-    most_bytes: np.ndarray
-
-
 def named(rule: Rule, maps: tuple[Storage, ...]) -> np.ndarray:
     """(M,) whether a rule names each map; what crosses iterations has none."""
     return np.array(
@@ -59,11 +45,11 @@ def named(rule: Rule, maps: tuple[Storage, ...]) -> np.ndarray:
     )
 
 
-def with_free_choice(a: ProblemArrays, recomputable: np.ndarray) -> ProblemArrays:
+def with_free_choice(a: ProblemArrays) -> ProblemArrays:
     """The arrays with what maps may do that no rule names."""
     stays = has_no_choice(a)
-    allowed = np.ones((len(recomputable), 3), bool)
-    allowed[:, RECOMPUTE] = recomputable
+    allowed = np.ones((len(stays), 3), bool)
+    allowed[:, RECOMPUTE] = find_recomputable(a)
     allowed[stays] = _KEPT
     allowed[~a.read, SWAP] = False
     ruled = not (a.read.all() and not stays.any())
@@ -90,17 +76,10 @@ def rule_arrays(
     for recipe in profile.recipes:
         if runs_any(recipe, silent):
             seconds[recipe.operation] = -1.0
-    a = dataclasses.replace(a, recipe_seconds=seconds)
-    a = with_free_choice(a, find_recomputable(a, len(maps)))
+    a = with_free_choice(dataclasses.replace(a, recipe_seconds=seconds))
+    allowed = _choice_under(rules, maps, a)
     limits = _limits_of(rules, maps, a.read & ~has_no_choice(a))
-    a = dataclasses.replace(
-        a,
-        ruled=True,
-        allowed=_choice_under(rules, maps, a),
-        kept_pointers=limits.pointers,
-        kept_members=limits.members,
-        kept_most=limits.most_bytes,
-    )
+    a = dataclasses.replace(a, ruled=True, allowed=allowed, **limits)
     check_limits(rules, a)
     return a
 
@@ -133,19 +112,21 @@ def _choice_under(
     return allowed
 
 
-def _limits_of(rules: Rules, maps: tuple[Storage, ...], chosen: np.ndarray) -> Limits:
+def _limits_of(
+    rules: Rules, maps: tuple[Storage, ...], chosen: np.ndarray
+) -> dict[str, Any]:
     """The groups of all rules that limit what is kept, of what has a choice."""
     members = [
         np.flatnonzero(named(r, maps) & chosen)
         for r in rules
         if r.most_bytes is not None
     ]
-    lengths = [len(group) for group in members]
-    return Limits(
-        np.cumsum([0, *lengths]).astype(np.int64),
-        np.concatenate([np.zeros(0, np.int64), *members]).astype(np.int64),
-        np.array([r.most_bytes for r in rules if r.most_bytes is not None], np.int64),
-    )
+    most = [r.most_bytes for r in rules if r.most_bytes is not None]
+    return {
+        'kept_pointers': np.cumsum([0, *map(len, members)]).astype(np.int64),
+        'kept_members': np.concatenate([np.zeros(0, np.int64), *members]),
+        'kept_most': np.array(most, np.int64),
+    }
 
 
 def check_limits(rules: Rules, a: ProblemArrays) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainer_hybridmem.errors import OptionError
-from chainer_hybridmem.planning.records.plan import Action, Part, Plan
+from chainer_hybridmem.planning.records.plan import Part, Plan
 from chainer_hybridmem.planning.records.profile import (
     PERSISTENT,
     Category,
@@ -28,7 +28,6 @@ from chainer_hybridmem.planning.records.splits import (
 )
 from chainer_hybridmem.planning.simulation.arrays import (
     ProblemArrays,
-    find_recomputable,
     list_recipes,
 )
 from chainer_hybridmem.planning.simulation.in_core import (
@@ -42,10 +41,10 @@ from chainer_hybridmem.planning.simulation.in_core import (
     still_seconds,
 )
 from chainer_hybridmem.planning.simulation.obedience import (
-    NUMBERS,
     rule_arrays,
     with_free_choice,
 )
+from chainer_hybridmem.planning.simulation.work import RECOMPUTE
 
 # -- what crosses iterations --------------------------------------------------
 CrossIteration = bool | str
@@ -125,8 +124,6 @@ class Problem:
             :func:`crossing_of`.
         items (tuple of int): Storage id of every item.
         arrays (ProblemArrays): For the compiled kernels.
-        recomputable (ndarray): Whether each map can be made again exactly, and the
-            rules allow it.
         swap_out_seconds (ndarray): Seconds of each map's copy to the host.
         swap_in_seconds (ndarray): Seconds of each map's copy back.
         in_core (InCore): The iteration in which every map stays.
@@ -146,7 +143,6 @@ class Problem:
     cross_iteration: CrossIteration
     items: tuple[int, ...]
     arrays: ProblemArrays
-    recomputable: np.ndarray
     swap_out_seconds: np.ndarray
     swap_in_seconds: np.ndarray
     in_core: InCore
@@ -158,6 +154,11 @@ class Problem:
     bounds: dict[int, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
+
+    @property
+    def recomputable(self) -> np.ndarray:
+        """(M,) whether each map can be made again exactly, and the rules allow it."""
+        return self.arrays.allowed[:, RECOMPUTE]
 
     @property
     def in_core_peak_bytes(self) -> int:
@@ -265,7 +266,7 @@ def with_rules(problem: Problem, rules: Any) -> Problem:
     if not rules:
         return problem
     arrays = rule_arrays(problem.arrays, problem.profile, problem.maps, rules)
-    return dataclasses.replace(with_choice(problem, arrays), rules=rules)
+    return dataclasses.replace(problem, arrays=arrays, rules=rules, bounds={})
 
 
 def with_sources(problem: Problem, sources: tuple[int, ...]) -> Problem:
@@ -308,14 +309,6 @@ def _made_at(a: ProblemArrays, operation: int) -> np.ndarray:
     if operation < 0 or a.recipe_seconds[operation] < 0:
         return a.products[:0]
     return a.products[a.product_ptr[operation] : a.product_ptr[operation + 1]]
-
-
-def with_choice(problem: Problem, arrays: ProblemArrays) -> Problem:
-    """The same problem with what these arrays allow."""
-    recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
-    return dataclasses.replace(
-        problem, arrays=arrays, recomputable=recomputable, bounds={}
-    )
 
 
 def copy_seconds(
@@ -364,11 +357,8 @@ def make_problem(
     check_profile(profile)
     recorded, profile = profile, in_parts(profile, parts)
     items = _choose_items(profile, crossing, sources)
-    arrays = _make_arrays(profile, items)
+    arrays = with_free_choice(_make_arrays(profile, items))
     link, maps = profile.link, items.maps
-    recomputable = find_recomputable(arrays, len(maps))
-    arrays = with_free_choice(arrays, recomputable)
-    recomputable = arrays.allowed[:, NUMBERS[Action.RECOMPUTE]]
     in_core = _find_in_core(recorded, profile, arrays)
     if profile is not recorded:  # what is made of it cannot tell it any more
         plain_bytes = in_core.plain_peak_bytes
@@ -379,7 +369,6 @@ def make_problem(
         cross_iteration=cross_iteration,
         items=items.ids,
         arrays=arrays,
-        recomputable=recomputable,
         swap_out_seconds=np.array([link.d2h_seconds(s.nbytes) for s in maps]),
         swap_in_seconds=np.array([link.h2d_seconds(s.nbytes) for s in maps]),
         in_core=in_core,

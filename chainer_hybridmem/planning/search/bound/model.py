@@ -86,10 +86,8 @@ class ReplayChains:
 
     Args:
         problem (Problem): What is planned.
-        followed (bool): Whether to look; if not, nothing is known.
 
     Attributes:
-        followed (bool): Likewise.
         made (dict): Column offset of ``(x, operation)``: the operation is replayed
             by the first use of map x.
         edges (list): ``(x, operation, item, again)``: the operation needs the item,
@@ -97,13 +95,12 @@ class ReplayChains:
         breaks (list): Per map the positions at which it is known to be back.
     """
 
-    def __init__(self, problem: Problem, followed: bool = True) -> None:
+    def __init__(self, problem: Problem) -> None:
         self._arrays = a = problem.arrays
         self._n_maps = len(problem.maps)
         self.made: dict[tuple[int, int], int] = {}
         self.edges: list[tuple[int, int, int, int]] = []
-        self.followed = followed
-        for x in np.flatnonzero(problem.recomputable & a.read & followed).tolist():
+        for x in np.flatnonzero(problem.recomputable & a.read).tolist():
             self._follow(x)
         breaks: list[set[int]] = [set() for _ in range(self._n_maps)]
         for x, _, item, _ in self.edges:
@@ -317,7 +314,6 @@ class Model:
     Args:
         problem (Problem): What is planned.
         limit_bytes (int): Memory limit.
-        sources (bool): Whether to ask for the sources of replays.
         ranks (int): Processes that share the problem's link, each with a plan and a
             start of its own; the model is about their average.
         singles (bool): Whether there are columns for single maps at single operations.
@@ -340,7 +336,6 @@ class Model:
         self,
         problem: Problem,
         limit_bytes: int,
-        sources: bool,
         ranks: int = 1,
         singles: bool = False,
     ) -> None:
@@ -350,7 +345,7 @@ class Model:
         self.fixed = find_fixed(problem)
         self.base_seconds = problem.compute_seconds
         self.elapsed = np.cumsum([0.0, *problem.arrays.seconds])
-        self.chains = ReplayChains(problem, sources)
+        self.chains = ReplayChains(problem)
         self.columns = lay_out_columns(problem, self.chains, singles)
         self.longest = ranks * _longest_wait(problem)
         total = float(self.scaled.size.sum())
@@ -364,8 +359,7 @@ class Model:
         self.held: list[Held] = []
         self._add_replays()
         self._add_held()
-        if sources:
-            self._add_sources()
+        self._add_sources()
 
     def add_row(self, columns: Any, values: Any, right: float) -> None:
         """Adds ``sum(values * x[columns]) <= right``."""

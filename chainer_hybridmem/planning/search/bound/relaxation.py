@@ -40,7 +40,7 @@ def make_sums(model: Model) -> Sums:
     b0 = a.first_backward
     maps = np.arange(model.n_maps)
     # Nothing that is released after b0 is away up to b0.
-    late = maps[a.first_use > b0] if model.chains.followed else maps[:0]
+    late = maps[a.first_use > b0]
     sums = []
     for variable, delayed in (
         (at.recompute, at.late + model.n_maps),
@@ -236,7 +236,6 @@ class Relaxation:
     Args:
         problem (Problem): What is planned.
         limit_bytes (int): Memory limit.
-        sources (bool): Whether to ask for the sources of replays.
         ranks (int): As for :class:`.model.Model`.
         singles (bool): Likewise.
 
@@ -250,11 +249,10 @@ class Relaxation:
         self,
         problem: Problem,
         limit_bytes: int,
-        sources: bool = True,
         ranks: int = 1,
         singles: bool = False,
     ) -> None:
-        self.model = Model(problem, limit_bytes, sources, ranks, singles)
+        self.model = Model(problem, limit_bytes, ranks, singles)
         self._sums = make_sums(self.model)
         self._excess = sum_excess(self.model)
         self.positions: set[int] = set()
@@ -452,13 +450,11 @@ class Relaxation:
             free &= a.first_use > right
             i, j, rate, by = left + 1, right, model.scaled.in_rate, right
         maps = np.nonzero(free)[0]
-        back = []
-        if model.chains.followed:
-            size = model.scaled.size
-            places = [(model.column_back(m, by), size[m]) for m in maps.tolist()]
-            back = [(column, nbytes) for column, nbytes in places if column >= 0]
+        size = model.scaled.size
+        places = [(model.column_back(m, by), size[m]) for m in maps.tolist()]
+        back = [(column, nbytes) for column, nbytes in places if column >= 0]
         columns = [at.away + k, *maps, *(column for column, _ in back)]
-        values = [1.0, *-model.scaled.size[maps], *(nbytes for _, nbytes in back)]
+        values = [1.0, *-size[maps], *(nbytes for _, nbytes in back)]
         ends, signs, within = model.between(i, j)
         return make_row(
             [*columns, *ends], [*values, *(rate * s for s in signs)], rate * within

@@ -206,7 +206,7 @@ class WholeMaps:
             rows.append(make_row([at.away + k, *singles], [1.0, *sizes], 0))
             for m, single in zip(free.tolist(), singles.tolist(), strict=True):
                 columns, values = [single, at.swap + m], [1, -1]
-                back = model.column_back(m, k) if model.chains.followed else -1
+                back = model.column_back(m, k)
                 if back >= 0:
                     columns.append(back)
                     values.append(1)
