@@ -17,19 +17,18 @@ import contextlib
 import copy
 import enum
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from chainer_hybridmem.planning.layouts.arena import Arena, IterationLog
 from chainer_hybridmem.planning.records.plan import Plan, Tier
 from chainer_hybridmem.planning.records.profile import Profile, Slot
 from chainer_hybridmem.planning.records.rules import Rules
-from chainer_hybridmem.planning.records.splits import EXACT, Splitting
 from chainer_hybridmem.planning.simulation.problem import (
-    CrossIteration,
     Problem,
+    make_problem,
     with_parts,
-    with_rules,
+    with_profile,
 )
 from chainer_hybridmem.training.devices.protocol import HostCopy
 from chainer_hybridmem.training.execution.table import ActionTable, compile_plan
@@ -40,12 +39,13 @@ from chainer_hybridmem.training.session.guides.operation_key import (
     find_fingerprint,
 )
 from chainer_hybridmem.training.session.guides.profiling_plan import (
-    make_undisturbed_problem,
+    make_undisturbed,
     makes_states,
     merge_recordings,
     swap_everything,
     with_median_times,
 )
+from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.training.session.setting.planning_time import PlanningTime
 from chainer_hybridmem.training.splitting.rules import Way
 from chainer_hybridmem.training.splitting.splitter import Place
@@ -454,47 +454,34 @@ class Guide:
         self.forecast = forecast
 
     def make_problem(
-        self,
-        cross_iteration: CrossIteration = False,
-        host_limit_bytes: int | None = None,
-        splitting: Splitting = EXACT,
+        self, options: Options, choose_rules: Callable[[Profile], Rules]
     ) -> Problem:
         """The profile with the best times of all recordings, as a problem.
 
         Args:
-            cross_iteration: As in :func:`.simulation.make_problem`.
-            host_limit_bytes: Likewise.
-            splitting: Likewise.
+            options: What may leave, and where to.
+            choose_rules: Those that are about a profile.
+
+        Raises:
+            OptionError: If the rules leave a map nothing.
         """
         profile = merge_recordings(self.recordings, self.habits.recomputes)
-        plan = swap_everything(profile)
-        self.problem = make_undisturbed_problem(
-            profile, plan, cross_iteration, host_limit_bytes, splitting
+        problem = make_problem(
+            profile,
+            options.cross_iteration,
+            options.host_limit_bytes,
+            options.splitting,
+            rules=choose_rules(profile),
         )
+        self.problem = make_undisturbed(problem, swap_everything(profile))
         return self.problem
 
     def make_timed_problem(self) -> Problem:
         """The problem with the median times of the guided iterations."""
         assert self.problem is not None and self.plan is not None
-        before = self.problem
-        self.problem = make_undisturbed_problem(
-            with_median_times(before.profile, self.pace.timings, self.plan),
-            self.plan,
-            before.cross_iteration,
-            before.host_limit_bytes,
-            before.splitting,
-            before.parts,
-        )
-        return self.obey(before.rules)
-
-    def obey(self, rules: Rules) -> Problem:
-        """The problem under rules that its plans obey.
-
-        Raises:
-            OptionError: If the rules leave a map nothing.
-        """
-        assert self.problem is not None
-        self.problem = with_rules(self.problem, rules)
+        before, plan = self.problem, self.plan
+        profile = with_median_times(before.profile, self.pace.timings, plan)
+        self.problem = make_undisturbed(with_profile(before, profile), plan)
         return self.problem
 
     # -- plans ----------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from chainer_hybridmem.planning.records.plan import Action, MapPlan, Part, Plan
+from chainer_hybridmem.planning.records.plan import Action, MapPlan, Plan
 from chainer_hybridmem.planning.records.profile import (
     PERSISTENT,
     MoveCost,
@@ -17,12 +17,11 @@ from chainer_hybridmem.planning.records.profile import (
     Profile,
     Recipe,
 )
-from chainer_hybridmem.planning.records.splits import Splitting
 from chainer_hybridmem.planning.simulation.problem import (
-    CrossIteration,
     Problem,
     decided_by,
     make_problem,
+    with_profile,
 )
 from chainer_hybridmem.planning.simulation.timeline import undisturbed_seconds
 from chainer_hybridmem.training.recording.stopwatch import Times
@@ -281,36 +280,26 @@ def _with_waiting(
     return (*operations[:k], summed, *operations[k + 1 :])
 
 
-def make_undisturbed_problem(
-    profile: Profile,
-    plan: Plan,
-    cross_iteration: CrossIteration,
-    host_limit_bytes: int | None,
-    splitting: Splitting,
-    parts: tuple[Part, ...] = (),
-) -> Problem:
-    """The problem without what the copies of the recorded plan cost compute.
+def make_undisturbed(problem: Problem, plan: Plan) -> Problem:
+    """The problem without what the copies of a plan cost compute.
 
     Args:
-        profile: Recorded while the plan was followed.
+        problem: Of a profile that was recorded while the plan was followed.
         plan: The plan.
-        cross_iteration: As in :func:`.simulation.make_problem`, like the rest.
-        host_limit_bytes: Likewise.
-        splitting: Likewise.
-        parts: Likewise.
     """
+    profile, recorded = problem.profile, problem
     crossed = decided_by(profile, plan)
-    problem = make_problem(profile, crossed, host_limit_bytes, splitting, parts)
-    decided = {storage.id for storage in problem.maps}
+    if problem.rules or crossed != problem.cross_iteration:
+        recorded = make_problem(profile, crossed, parts=problem.parts)
+    decided = {storage.id for storage in recorded.maps}
     followed = tuple(entry for entry in plan.maps if entry.storage in decided)
     plan = dataclasses.replace(plan, maps=followed)
     operations = tuple(
         dataclasses.replace(op, device_seconds=seconds)
         for op, seconds in zip(
-            profile.operations, undisturbed_seconds(problem, plan), strict=True
+            profile.operations, undisturbed_seconds(recorded, plan), strict=True
         )
     )
-    if operations == profile.operations and crossed == cross_iteration:
+    if operations == profile.operations:
         return problem
-    profile = dataclasses.replace(profile, operations=operations)
-    return make_problem(profile, cross_iteration, host_limit_bytes, splitting, parts)
+    return with_profile(problem, dataclasses.replace(profile, operations=operations))

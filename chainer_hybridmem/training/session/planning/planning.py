@@ -161,10 +161,7 @@ class Planning:
     def plan(self, guide: Guide) -> None:
         """The first plan of a guide that has been profiled."""
         options = self._options
-        problem = guide.make_problem(
-            options.cross_iteration, options.host_limit_bytes, options.splitting
-        )
-        problem = guide.obey(self._rules.choose(problem.profile))
+        problem = guide.make_problem(options, self._rules.choose)
         self._observe(problem)
         self._tell_wait(problem)
         try:
