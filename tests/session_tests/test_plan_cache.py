@@ -658,12 +658,12 @@ def test_everything_that_was_found_out_comes_back(folder):
     cache = chainer_hybridmem.optimize(Net(), LIMIT, PLANNER, cache_dir=folder)._cache
     (guide,) = cache.load()
     guide.pace.forget_times()
-    guide.foreign.leave_free(1000)
+    guide.foreign.nbytes = 1000
     guide.arena.exceed(2000)
     guide.arena.reject('')
     outliving = {Slot(2, SlotKind.INPUT, 0), Slot(6, SlotKind.ATTRIBUTE, 'mask')}
-    guide.habits.outlive(outliving)
-    guide.habits.stop_recomputing()
+    guide.habits.outliving.update(outliving)
+    guide.habits.recomputes = False
     guide.ways[4, 0, 'ReLU'] = Way('batch', 2, True)
     cache.save(guide)
     (again,) = cache.load()

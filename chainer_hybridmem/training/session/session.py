@@ -171,9 +171,9 @@ class Session:
         runtime, arrays = self._runtime, self._arrays
         planning, guidebook, history = self._planning, self._guidebook, self._history
         links = LinkMeasurement(runtime)
-        learning = Learning(runtime, arrays, planning, guidebook, history, links)
-        if not self.detail.timed:
-            learning.plan_after(1)
+        learning = Learning(
+            runtime, arrays, planning, guidebook, history, links, self.detail
+        )
         return Loop(
             self.model,
             runtime,
@@ -238,7 +238,7 @@ class Session:
         guides = cache.load()
         self._planning.node.begin_with(guides)
         self._guidebook.take_in(guides)
-        self._loop.iteration.following.know(next(iter(guides), None))
+        self._loop.iteration.following.guide = next(iter(guides), None)
 
     def _keep(self, guide: Guide) -> None:
         """A guide has another plan, or other times."""
@@ -377,7 +377,7 @@ class Session:
 
         An iteration that leaves its plan does not count. What is traced is not timed.
         """
-        self._runtime.instruments.request_trace()
+        self._runtime.instruments.trace_requested = True
 
     def finish_iteration(self) -> None:
         """Ends the iteration now instead of at the start of the next one.

@@ -290,10 +290,6 @@ class ForeignMemory:
         """Whether it is known that no plan fits beside so much."""
         return self.refused_bytes is not None and held_bytes >= self.refused_bytes
 
-    def leave_free(self, nbytes: int) -> None:
-        """Plans leave so much free from now on."""
-        self.nbytes = nbytes
-
     def refuse(self, held_bytes: int, former_bytes: int) -> None:
         """No plan fits beside what is held: plans leave free what they did."""
         self.nbytes, self.refused_bytes = former_bytes, held_bytes
@@ -315,17 +311,9 @@ class ProgramHabits:
         self.outliving = set(outliving)
         self.recomputes = recomputes
 
-    def outlive(self, slots: Iterable[Slot]) -> None:
-        """A later iteration has asked for maps with these slots."""
-        self.outliving.update(slots)
-
-    def stop_recomputing(self) -> None:
-        """A later backward comes over the graph after an update."""
-        self.recomputes = False
-
     def add(self, other: ProgramHabits) -> None:
         """All that others have been seen to do."""
-        self.outlive(other.outliving)
+        self.outliving |= other.outliving
         self.recomputes = self.recomputes and other.recomputes
 
 
@@ -449,10 +437,6 @@ class Guide:
         waits, self._has_waited = not self._has_waited, True
         return waits
 
-    def expect(self, forecast: Forecast | None) -> None:
-        """Its iterations will need so much; None if they fit."""
-        self.forecast = forecast
-
     def make_problem(
         self, options: Options, choose_rules: Callable[[Profile], Rules]
     ) -> Problem:
@@ -527,10 +511,6 @@ class Guide:
         self.recordings.clear()
 
     # -- what its iterations show ---------------------------------------------
-    def share(self, habits: ProgramHabits) -> None:
-        """What is learnt about iterations that begin alike is learnt about these."""
-        self.habits = habits
-
     def profile_again(self) -> None:
         """The iterations are not what has been recorded: once more from the draft."""
         assert self.problem is not None

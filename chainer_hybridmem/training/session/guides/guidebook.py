@@ -400,7 +400,7 @@ class GuideBook:
         for guide in guides:
             habits = self._family(guide.signature[0]).habits
             if guide.habits.recomputes == habits.recomputes:
-                guide.share(habits)
+                guide.habits = habits
                 self._guides.append(guide)
 
     # -- what later iterations ask of one -------------------------------------
@@ -413,9 +413,9 @@ class GuideBook:
             updated: Whether parameters have been updated in between.
         """
         habits = self._family(key).habits
-        habits.outlive(slots)
+        habits.outliving.update(slots)
         if updated and habits.recomputes:
-            habits.stop_recomputing()
+            habits.recomputes = False
             self._outdated.append(key)
 
     def take_outdated(self) -> list[Guide]:
@@ -512,7 +512,7 @@ class GuideBook:
         key = guide.signature[0]
         habits = self._family(key).habits
         habits.add(guide.habits)
-        guide.share(habits)
+        guide.habits = habits
         self._unused += bool(self._guides)
         alone = all(other.signature[0] != key for other in self._guides)
         more = self.hopes and not alone  # as long as nothing else begins so

@@ -52,10 +52,6 @@ class Following:
         self.guide, self.expected, self.whole = None, None, False
         self.deviated = True
 
-    def know(self, guide: Guide | None) -> None:
-        """It has ended, and was this guide's."""
-        self.guide = guide
-
 
 class Iteration:
     """One iteration; functions of its graph know it as their origin.
@@ -154,23 +150,11 @@ class Iteration:
         """What the model holds now, by allocation id: functions become known."""
         self.categories, self.knows = categories, True
 
-    def note_labels(self, labels: Mapping[int, str]) -> None:
-        """Names of gradients and persistent arrays, by allocation id."""
-        self.labels = labels
-
-    def note_foreign(self, nbytes: int) -> None:
-        """The program holds so much more than its guide's profile knows."""
-        self.foreign_bytes = nbytes
-
     def note_older(self, used_bytes: int, older: Sequence[LiveMap]) -> None:
         """What is there, and what of older graphs would be in plain Chainer."""
         self._older = [(live.nbytes, weakref.ref(live)) for live in older]
         self.older_bytes = sum(live.nbytes for live in older if live.is_away)
         self.plain_bytes = used_bytes + self.older_bytes
-
-    def note_waiting(self, older_waits: bool) -> None:
-        """Whether an older graph has a backward still to come."""
-        self.older_waits = older_waits
 
     def start(self, quiet: bool = False, wary: bool = False) -> None:
         """Its first operation is about to run.
@@ -217,14 +201,10 @@ class Iteration:
         """Whether it is in forward or backward."""
         return self.depth > 0 or (self.started and not self.backward_seen)
 
-    def end(self) -> None:
-        """It is over; what it has been is known."""
-        self.started = False
-
     def break_off(self) -> None:
         """It comes to nothing: the program has caught an error."""
         self.depth, self.started = 0, False
-        self.following.know(None)
+        self.following.guide = None
 
     # -- operations -----------------------------------------------------------
     def see_backward(self) -> None:
@@ -259,7 +239,3 @@ class Iteration:
     def fall_short(self) -> None:
         """An allocation does not fit."""
         self.short = self.wary = True
-
-    def stop_quiet(self) -> None:
-        """All of its functions are known from now on, and what follows, too."""
-        self.quiet = False

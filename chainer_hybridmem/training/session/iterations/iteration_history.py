@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import statistics
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from chainer_hybridmem.planning.records.plan import Plan
@@ -206,14 +205,6 @@ class IterationHistory:
         """Whether an allocation has not fitted in the iteration to be added."""
         self.shortages += short
         self.fitting = 0 if short else self.fitting + 1
-
-    def count_deviation(self) -> None:
-        """An iteration has left what it had begun like for nothing."""
-        self.deviations += 1
-
-    def distrust(self, functions: Iterable[str]) -> None:
-        """Functions with these names are never run again."""
-        self.untrusted.update(functions)
 
     def add(
         self,

@@ -18,6 +18,7 @@ from chainer_hybridmem.training.session.iterations.iteration import Following, I
 from chainer_hybridmem.training.session.iterations.iteration_history import (
     IterationHistory,
 )
+from chainer_hybridmem.training.session.iterations.observation import Detail
 from chainer_hybridmem.training.session.planning.planning import Planning
 from chainer_hybridmem.training.session.setting.link_measurement import (
     LinkMeasurement,
@@ -44,6 +45,7 @@ class Learning:
         guidebook (GuideBook): Takes new guides in.
         history (IterationHistory): Takes figures.
         links (LinkMeasurement): Are part of profiles.
+        detail (Detail): Of recordings.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Learning:
         guidebook: GuideBook,
         history: IterationHistory,
         links: LinkMeasurement,
+        detail: Detail,
     ) -> None:
         self._device: Device = runtime.device
         self._executor = runtime.executor
@@ -66,11 +69,7 @@ class Learning:
         self._guidebook = guidebook
         self._history = history
         self._links = links
-        self._recordings = PROFILING_RUNS
-
-    def plan_after(self, recordings: int) -> None:
-        """Makes a first plan after so many recordings; the fastest one counts."""
-        self._recordings = recordings
+        self._recordings = PROFILING_RUNS if detail.timed else 1
 
     def end(self, iteration: Iteration, seconds: float) -> None:
         """An iteration has ended, and its guide is settled.
@@ -97,7 +96,7 @@ class Learning:
                 missed = self._miss(iteration, fingerprint, seconds)
             else:
                 self._guidebook.meet(known, following.tried)
-                following.know(known)
+                following.guide = known
         else:
             self._guidebook.meet(guide, following.tried)
             if guide.stage is Stage.GUIDED:
@@ -107,7 +106,7 @@ class Learning:
         recorder = instruments.take_recorder()
         if recorder is not None:
             start = timing.now()
-            following.know(self._learn(iteration, recorder, following.guide))
+            following.guide = self._learn(iteration, recorder, following.guide)
             self._guidebook.end_learning(
                 following.operations[0],
                 fingerprint,
@@ -176,7 +175,7 @@ class Learning:
     def count_deviation(self, iteration: Iteration) -> None:
         """Counts an iteration that has left what it followed for nothing."""
         if iteration.following.deviated:
-            self._history.count_deviation()
+            self._history.deviations += 1
             recorded = '' if self._instruments.recorder is None else ', and is recorded'
             self._tell(
                 f'iteration {self._history.iterations} left what it had begun like: it '
@@ -323,7 +322,7 @@ class Learning:
         )
         for function in sorted(recorder.untrusted - self._history.untrusted):
             self._tell(f'{function} is never recomputed')
-        self._history.distrust(recorder.untrusted)
+        self._history.untrusted |= recorder.untrusted
         places = sorted((k, function) for k, function, _ in self._splitter.used)
         return dataclasses.replace(
             profile, disk_link=links.disk, functions_in_parts=tuple(places)
@@ -337,9 +336,9 @@ class Learning:
         guide = Guide(iteration.following.operations, spent, ways)
         outside_limit(guide.learn, draft)
         limit_bytes = self._options.limit_bytes
-        guide.expect(outside_limit(forecast, draft, limit_bytes))
+        guide.forecast = outside_limit(forecast, draft, limit_bytes)
         self._guidebook.add(guide)
-        iteration.following.know(guide)
+        iteration.following.guide = guide
         return guide
 
     def _plan_recorded(self, guide: Guide) -> None:

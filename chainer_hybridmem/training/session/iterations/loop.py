@@ -468,12 +468,12 @@ class Loop(chainer.FunctionHook):
             self._splitter.begin(None)
         else:
             self._follow(guide, self._guidebook.find_others(guide, key))
-            iteration.note_foreign(self._count_foreign(guide))
-        iteration.note_waiting(self._executor.maps.have_pending_backward)
+            iteration.foreign_bytes = self._count_foreign(guide)
+        iteration.older_waits = self._executor.maps.have_pending_backward
         self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
         if self._instruments.recorder is not None:
-            iteration.note_labels(self._arrays.find_labels())
+            iteration.labels = self._arrays.find_labels()
         self._device.memory.reset_peak()
         iteration.start()
 
@@ -592,7 +592,7 @@ class Loop(chainer.FunctionHook):
         if iteration.started:
             seconds = iteration.seconds
             self._settle(iteration)
-            iteration.end()  # counts once, also where no plan is found
+            iteration.started = False  # counts once, also where no plan is found
             self._learning.end(iteration, seconds)
             self._overrun.end(iteration)
 
@@ -612,7 +612,7 @@ class Loop(chainer.FunctionHook):
         if iteration.is_complete:
             self._learning.count(iteration, iteration.seconds)
             self._learning.count_deviation(iteration)
-            iteration.end()
+            iteration.started = False
 
     # -- older graphs: [asked for later] ---------------------------------------
     def _find_other_forward(self, iteration: Iteration, function: Any) -> int:
@@ -689,7 +689,7 @@ class Loop(chainer.FunctionHook):
         if iteration.quiet:
             self._begin_to_know(iteration)
             iteration.named = self._name_quiet_operation()
-            iteration.stop_quiet()
+            iteration.quiet = False
             self._executor.know_older(self._ledger.older)
             self._splitter.place = iteration.position - 1, 0
         noted = self._executor.know_all()

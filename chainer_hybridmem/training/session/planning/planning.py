@@ -318,7 +318,7 @@ class Planning:
         for reserve_bytes in (2 * (held_bytes - former_bytes), 0):
             if held_bytes + reserve_bytes >= self._options.limit_bytes:
                 continue
-            foreign.leave_free(held_bytes + reserve_bytes)
+            foreign.nbytes = held_bytes + reserve_bytes
             try:
                 with guide.planning_anew():
                     plan = self._change(guide, problem)

@@ -98,10 +98,6 @@ class Instruments:
         self._executor.observers.add(self.stopwatch)
         self.stopwatch.enter()
 
-    def request_trace(self) -> None:
-        """Has the next guided iteration traced."""
-        self.trace_requested = True
-
     def trace(self) -> None:
         """Traces the iteration."""
         self.tracer, self.active = Tracer(self._device), True
