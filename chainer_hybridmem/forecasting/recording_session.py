@@ -19,8 +19,8 @@ from chainer_hybridmem.forecasting.estimation import (
 from chainer_hybridmem.planning.simulation import Problem
 from chainer_hybridmem.training.chainer_access.models import Model, one_model
 from chainer_hybridmem.training.chainer_access.snapshots import kept
+from chainer_hybridmem.training.recording import Detail
 from chainer_hybridmem.training.session.guides.guide import Guide, Stage
-from chainer_hybridmem.training.session.iterations.observation import Detail
 from chainer_hybridmem.training.session.session import Session, active_session
 from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.units import format_count

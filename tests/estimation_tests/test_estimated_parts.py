@@ -14,7 +14,7 @@ from chainer_hybridmem.forecasting.estimation import (
 from chainer_hybridmem.planning.planners import make_plan
 from chainer_hybridmem.planning.records.splits import part_of
 from chainer_hybridmem.planning.records.validation import check_plan
-from chainer_hybridmem.training.session.iterations.observation import Detail
+from chainer_hybridmem.training.recording import Detail
 from chainer_hybridmem.training.session.session import Session
 
 

@@ -23,7 +23,7 @@ from chainer_hybridmem.planning.records.profile_file import (
 from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.planning.simulation.problem import with_parts, with_plain_peak
 from chainer_hybridmem.reporting.page import Run, make_data
-from chainer_hybridmem.training.session.iterations.observation import Detail
+from chainer_hybridmem.training.recording import Detail
 from chainer_hybridmem.training.session.session import Session
 from chainer_hybridmem.units import format_bytes
 

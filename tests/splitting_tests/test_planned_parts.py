@@ -23,8 +23,8 @@ from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.reporting.page import Run, make_data
 from chainer_hybridmem.training.devices import open_device
 from chainer_hybridmem.training.devices.host.device import HostOffsets
+from chainer_hybridmem.training.recording import Detail
 from chainer_hybridmem.training.session.guides.guide import Guide
-from chainer_hybridmem.training.session.iterations.observation import Detail
 from chainer_hybridmem.training.session.planning import plan_maker
 from chainer_hybridmem.training.session.session import Session
 from chainer_hybridmem.training.session.setting.options import Options

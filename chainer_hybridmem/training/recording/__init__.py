@@ -1,5 +1,5 @@
 """Hook and memory events of one iteration, turned into a profile."""
 
-from chainer_hybridmem.training.recording.recorder import Recorder
+from chainer_hybridmem.training.recording.recorder import Detail, Recorder
 
-__all__ = ['Recorder']
+__all__ = ['Detail', 'Recorder']

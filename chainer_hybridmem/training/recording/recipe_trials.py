@@ -26,6 +26,7 @@ class RecipeTrials:
         device (Device): Where functions run.
         executor (Executor): Knows the feature maps of the running graph.
         positions (mapping): Operation of each function that is complete.
+        timed (bool): Whether it matters how long replays take.
 
     Attributes:
         untrusted (set of str): Functions that may not be run again, and why.
@@ -36,13 +37,14 @@ class RecipeTrials:
         device: Device,
         executor: Executor,
         positions: weakref.WeakKeyDictionary[Any, int],
+        timed: bool,
     ) -> None:
         self._device = device
         self._maps = executor.maps
         # Copies of arrays by node, which are dropped when memory is short.
         self._spare = executor.evictor.spare
         self._positions = positions
-        self._walker: Any = Walker(device)
+        self._walker: Any = Walker(device, timed)
         # A function, what it has read, and what is noted of a change.
         self._readings: list[tuple[Step, Reading, int]] = []
         self._pristine: Any = None  # the function that runs, as it was before
@@ -51,10 +53,6 @@ class RecipeTrials:
         self._held: tuple[Step, Any, tuple[Array, ...]] | None = None
         self._chains: list[tuple[Any, list[Any]]] = []  # output, nodes with copies
         self.untrusted: set[str] = set()
-
-    def skip_times(self) -> None:
-        """Runs each replay once; see :class:`Walker`."""
-        self._walker = Walker(self._device, timed=False)
 
     # -- in the order of calls, for every function ----------------------------
     def begin(self, function: Any, inputs: Any, given: Iterable[Array]) -> None:

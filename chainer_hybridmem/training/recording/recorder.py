@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,21 @@ from chainer_hybridmem.training.recording.steps import (
 )
 
 
+class Detail(NamedTuple):
+    """What recordings tell beside the usual.
+
+    Attributes:
+        parts (bool): What functions need in parts; trying that takes most of the time.
+        keep_small_arrays (bool): Each allocation, small ones too; else see
+            :func:`.count_together`.
+        timed (bool): Times; else one recording is enough, and replays run once.
+    """
+
+    parts: bool = False
+    keep_small_arrays: bool = False
+    timed: bool = True
+
+
 class Recorder(Hooks):
     """Records one iteration.
 
@@ -44,6 +59,7 @@ class Recorder(Hooks):
         trial (bool): Whether every forward function is replayed once to see
             if that is exact.
         draft (bool): See :meth:`mark_as_draft`.
+        detail (Detail): What the profile is to tell.
 
     Attributes:
         trial (bool): As given.
@@ -51,13 +67,18 @@ class Recorder(Hooks):
     """
 
     def __init__(
-        self, device: Device, executor: Executor, trial: bool, draft: bool
+        self,
+        device: Device,
+        executor: Executor,
+        trial: bool,
+        draft: bool,
+        detail: Detail,
     ) -> None:
         super().__init__(device)
         self._maps = executor.maps
         self.trial = trial
         self.draft = draft
-        self._merges_small = True
+        self._merges_small = not detail.keep_small_arrays
         self._steps: list[Step] = []
         self._spans: list[TrialSpan] = []
         self._allocations = Allocations(device)
@@ -68,7 +89,9 @@ class Recorder(Hooks):
             weakref.WeakKeyDictionary()
         )
         self._trials = (
-            RecipeTrials(device, executor, self._positions) if trial else None
+            RecipeTrials(device, executor, self._positions, detail.timed)
+            if trial
+            else None
         )
         device.memory.start_events()
         self._initial_bytes = device.memory.used_bytes
@@ -81,15 +104,6 @@ class Recorder(Hooks):
         after its last use.
         """
         self.draft = True
-
-    def keep_small_arrays(self) -> None:
-        """Never counts small arrays together; see :func:`.count_together`."""
-        self._merges_small = False
-
-    def skip_times(self) -> None:
-        """Runs each replay once; how long it takes does not matter."""
-        if self._trials is not None:
-            self._trials.skip_times()
 
     @property
     def untrusted(self) -> set[str]:

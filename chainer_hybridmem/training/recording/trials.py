@@ -68,7 +68,7 @@ class Walker:
         runs (int): How often a replay is timed; a GPU's clock needs no second one.
     """
 
-    def __init__(self, device: Device, timed: bool = True) -> None:
+    def __init__(self, device: Device, timed: bool) -> None:
         nbytes = 1
         self.runs = int(timed)
         if timed and device.kind == 'host':

@@ -33,6 +33,7 @@ from chainer_hybridmem.training.chainer_access.owners import (
 )
 from chainer_hybridmem.training.devices.protocol import Device
 from chainer_hybridmem.training.execution.verifier import Followed, Verdict
+from chainer_hybridmem.training.recording import Detail
 from chainer_hybridmem.training.session.guides.guide import Guide
 from chainer_hybridmem.training.session.guides.guidebook import GuideBook
 from chainer_hybridmem.training.session.iterations.all_reduce import AllReduce
@@ -46,10 +47,7 @@ from chainer_hybridmem.training.session.iterations.learning import (
     refuse_differences,
 )
 from chainer_hybridmem.training.session.iterations.loop import Loop
-from chainer_hybridmem.training.session.iterations.observation import (
-    Detail,
-    InstrumentSelector,
-)
+from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
 from chainer_hybridmem.training.session.iterations.out_of_memory import (
     OutOfMemoryExplainer,
 )

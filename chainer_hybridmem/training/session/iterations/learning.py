@@ -9,7 +9,7 @@ from chainer_hybridmem.errors import FormatError, SessionError
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.training.devices.protocol import Device
-from chainer_hybridmem.training.recording import Recorder
+from chainer_hybridmem.training.recording import Detail, Recorder
 from chainer_hybridmem.training.recording.allocation_log import AllocationLog
 from chainer_hybridmem.training.session.guides.forecast import forecast
 from chainer_hybridmem.training.session.guides.guide import Guide, Stage
@@ -18,7 +18,6 @@ from chainer_hybridmem.training.session.iterations.iteration import Following, I
 from chainer_hybridmem.training.session.iterations.iteration_history import (
     IterationHistory,
 )
-from chainer_hybridmem.training.session.iterations.observation import Detail
 from chainer_hybridmem.training.session.planning.planning import Planning
 from chainer_hybridmem.training.session.setting.link_measurement import (
     LinkMeasurement,

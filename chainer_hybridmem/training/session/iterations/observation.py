@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from chainer_hybridmem.planning.layouts.arena import Arena
+from chainer_hybridmem.training.recording import Detail
 from chainer_hybridmem.training.session.guides.guide import Guide, Stage
 from chainer_hybridmem.training.session.guides.guidebook import GuideBook
 from chainer_hybridmem.training.session.guides.operation_key import OperationKey
@@ -14,20 +13,6 @@ from chainer_hybridmem.training.session.iterations.iteration_history import (
 )
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.runtime import Runtime
-
-
-class Detail(NamedTuple):
-    """What recordings tell beside the usual.
-
-    Attributes:
-        parts (bool): What functions need in parts; trying that takes most of the time.
-        keep_small_arrays (bool): Each allocation, small ones too.
-        timed (bool): Times; else one recording is enough, and replays run once.
-    """
-
-    parts: bool = False
-    keep_small_arrays: bool = False
-    timed: bool = True
 
 
 class InstrumentSelector:
@@ -98,10 +83,8 @@ class InstrumentSelector:
         recorder = self._instruments.record(
             trial=tried and self._guidebook.wants_trial(key),
             draft=not tried,
-            together=not self._detail.keep_small_arrays,
+            detail=self._detail,
         )
-        if not self._detail.timed:
-            recorder.skip_times()
         self._runtime.splitter.try_whole()
         parts = self._detail.parts and recorder.trial
         if recorder.trial:

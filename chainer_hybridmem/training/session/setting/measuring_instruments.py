@@ -13,7 +13,7 @@ from chainer_hybridmem.training.execution.verifier import (
     Verification,
     Verifier,
 )
-from chainer_hybridmem.training.recording import Recorder
+from chainer_hybridmem.training.recording import Detail, Recorder
 from chainer_hybridmem.training.recording.allocation_log import AllocationLog
 from chainer_hybridmem.training.recording.hooks import Hooks
 from chainer_hybridmem.training.recording.stopwatch import Stopwatch, measure_hook
@@ -81,13 +81,11 @@ class Instruments:
             hooks.start_after_backward(exchanged_bytes)
 
     # -- which ones -----------------------------------------------------------
-    def record(self, trial: bool, draft: bool, together: bool) -> Recorder:
+    def record(self, trial: bool, draft: bool, detail: Detail) -> Recorder:
         """Records the iteration; arguments as of :class:`.recording.Recorder`."""
-        self.recorder = Recorder(self._device, self._executor, trial, draft)
+        self.recorder = Recorder(self._device, self._executor, trial, draft, detail)
         self.active = True
         self.recorder.enter()
-        if not together:
-            self.recorder.keep_small_arrays()
         return self.recorder
 
     def time(self) -> None:
