@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import threading
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from chainer_hybridmem import timing
 from chainer_hybridmem.interrupts import Worker, start_whole
@@ -25,13 +24,11 @@ class Progress:
     Args:
         total (int): How many steps there are.
         stream (TextIO): Where to print.
-        plain (bool): Whether there are lines where there is no bar.
     """
 
-    def __init__(self, total: int, stream: TextIO, plain: bool = True) -> None:
+    def __init__(self, total: int, stream: TextIO) -> None:
         self._total = total
         self._stream = stream
-        self._plain = plain
         self._done = 0
         self._what = ''
         self._began_at = self._printed_at = timing.now()
@@ -53,11 +50,6 @@ class Progress:
             self._bar.close()
         _entered.remove(self)
 
-    @property
-    def lines(self) -> TextIO:
-        """Where to print lines that do not break the bar."""
-        return self._stream if self._bar is None else cast(TextIO, _BesideBar(self))
-
     def step(self, what: str, at_once: bool = False) -> None:
         """Tells that a step begins.
 
@@ -76,7 +68,7 @@ class Progress:
             return
         self._what = what
         now = self._began_at = timing.now()
-        self._is_told = not self._plain
+        self._is_told = False
         if at_once or now - self._printed_at >= EVERY_SECONDS:
             self._tell()
 
@@ -127,20 +119,6 @@ def print_line(line: str, stream: TextIO) -> None:
         _entered[-1].print_line(line)
     else:
         print(line, file=stream, flush=True)
-
-
-class _BesideBar(io.TextIOBase):
-    """Takes text and prints whole lines of it above a bar."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._text = ''
-
-    def write(self, text: str) -> int:
-        *lines, self._text = (self._text + text).split('\n')
-        for line in lines:
-            self._progress.print_line(line)
-        return len(text)
 
 
 def _make_bar(total: int, stream: TextIO) -> Any:

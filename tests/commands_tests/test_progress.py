@@ -74,11 +74,6 @@ def test_a_step_that_takes_long_has_one_line(monkeypatch):
     assert stream.getvalue() == (
         'hybridmem: 2 of 4: slow\nhybridmem: 4 of 4: recording\n'
     )
-    silent = io.StringIO()
-    with progress.Progress(4, silent, plain=False) as steps:
-        steps.step('slow', at_once=True)
-        time.sleep(0.1)
-    assert not silent.getvalue()
 
 
 def test_lines_stand_above_the_bar(monkeypatch):
@@ -87,14 +82,13 @@ def test_lines_stand_above_the_bar(monkeypatch):
     stream = Terminal()
     with progress.Progress(3, stream) as steps:
         steps.step('training')
-        print('iteration', 1, file=steps.lines, flush=True)
         progress.print_line('compiling', stream)
         steps.detail('training, iteration 2')
         drawn = stream.getvalue().count('\r')
         assert wait_for(lambda: stream.getvalue().count('\r') > drawn)  # time goes on
     text = stream.getvalue()
     lines = {line.rpartition('\r')[2] for line in text.split('\n')}
-    assert {'iteration 1', 'compiling'} <= lines
+    assert 'compiling' in lines
     assert 'training, iteration 2' in text
     progress.print_line('later', stream)
     assert stream.getvalue().endswith('later\n')
