@@ -61,7 +61,11 @@ BENCHMARKS = (
         ('ranks_measured.json',),
         'an MPI',
     ),
-    Benchmark('overhead', 'CPU seconds of a session over plain Chainer, in turns', ('host_overhead.json',)),
+    Benchmark(
+        'overhead',
+        'CPU seconds of a session over plain Chainer, in turns',
+        ('host_overhead.json',),
+    ),
     Benchmark(
         'predicted.run',
         'what `hybridmem run` predicts, beside CPU seconds over plain Chainer',
