@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 
 import numpy as np
 import pytest
@@ -132,3 +133,37 @@ def test_it_is_as_in_plain_chainer(name, planner, use, needs):
             states.append(session.state)
     assert states[USUAL - 1] == 'guided'
     assert session.statistics()['peak_bytes'] <= limit
+
+
+@pytest.mark.parametrize('planner', ['swap-opt', 'hybrid', 'pooch'])
+def test_what_a_plan_has_dropped_is_made_again_after_another_one_is_followed(planner):
+    """A second backward is not in the plan: another guide is followed from then on."""
+
+    def train(**options):
+        rng = random.Random(2)
+        np.random.seed(2)
+        model = networks.Sigmoids()
+        optimizer = chainer.optimizers.SGD(1e-6).setup(model)
+        losses = []
+        with networks.session_for(model, options) as session:
+            for i in range(40):
+                x, length = (
+                    np.random.rand(1000, 64).astype('f'),
+                    rng.choice((11, 12, 13)),
+                )
+                loss = model(x, length)
+                model.cleargrads()
+                loss.backward()
+                if i > 20 and not i % 3:
+                    loss.backward()
+                losses.append(float(loss.array))
+                del loss
+                optimizer.update()
+        return networks.outcome(model, losses), session
+
+    expected, _ = train()
+    result, session = train(
+        memory_limit=3_300_000, planner=planner, link_bandwidth='1GB/s'
+    )
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] > 10

@@ -207,21 +207,6 @@ def without_collections():
     gc.collect()
 
 
-class Chain(chainer.Chain):
-    """Sigmoids between two layers, as many as it is told."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.first, self.last = L.Linear(64, 64), L.Linear(64, 64)
-
-    def forward(self, x, length):
-        h = self.first(x)
-        for _ in range(length):
-            h = F.sigmoid(h)
-        return F.sum(self.last(h))
-
-
 @pytest.mark.parametrize('planner', ['checkpoint-sqrt', 'checkpoint-dp'])
 def test_a_plan_that_is_switched_to_drops_nothing_that_the_former_one_needs(planner):
     """What the one has dropped may be made of what the other one would drop."""
@@ -231,7 +216,7 @@ def test_a_plan_that_is_switched_to_drops_nothing_that_the_former_one_needs(plan
         np.random.seed(2)
         data = [(np.random.rand(1000, 64).astype('f'), 12) for _ in range(40)]
         data = [(x, rng.choice((11, 12, 13))) for x, _ in data]
-        return networks.train(Chain, data, **options)
+        return networks.train(networks.Sigmoids, data, **options)
 
     expected, _ = train_lengths()
     result, session = train_lengths(memory_limit=2_700_000, planner=planner)

@@ -81,12 +81,13 @@ class _Beginning:
     """What an iteration has begun with.
 
     Attributes:
-        table (ActionTable or None): The plan that it follows, or has followed.
+        tables (list of ActionTable): The plans that it has followed, the last one
+            first.
         updates (int): Of parameters, before it.
         threads (tuple of int): Of matrix products, see :mod:`.blas`.
     """
 
-    table: ActionTable | None
+    tables: list[ActionTable]
     updates: int
     threads: blas.Threads
 
@@ -139,17 +140,16 @@ class Recipes:
         if table is not None:
             origin, updates = self._maps.ledger.origin, self._count_updates()
             threads = () if self._on_gpu else blas.count_threads()
-            self._beginnings[origin] = _Beginning(table, updates, threads)
+            self._beginnings[origin] = _Beginning([table], updates, threads)
 
     def switch(self) -> None:
         """Goes on with another plan; see [iterations that change]."""
         self._follow()
         beginning = self._beginnings.get(self._maps.ledger.origin)
         if beginning is not None and self._table is not None:
-            beginning.table = self._table
+            beginning.tables.insert(0, self._table)
         for number, known in self._running.items():
-            function = known()
-            if function is not None:
+            if number in self.replayed and known() is not None:
                 self._look_up(number, known)
 
     def end(self) -> None:
@@ -309,13 +309,17 @@ class Recipes:
         if known is None:
             return None
         beginning = self._find_beginning(known)
-        table = None if beginning is None else beginning.table
-        recipe = None if table is None else table.recipes.get(known.operation)
+        tables = () if beginning is None else beginning.tables
+        found = (one.recipes.get(known.operation) for one in tables)
+        recipe = next(filter(None, found), None)
         if beginning is None or recipe is None or known.drew:
             return known
         if not trust.is_trusted(function):
             return known
-        covered = self._find_before(function, known.origin, recipe.covers[:-1])
+        others = recipe.covers[:-1]
+        covered = self._find_before(function, known.origin, others)
+        if len(covered) < len(others):
+            return known
         # Which updates came before it became known is not known.
         if self._count_updates() != beginning.updates and any(
             owners.updates(one.inputs) for one in (function, *covered)
@@ -333,15 +337,17 @@ class Recipes:
     ) -> list[Any]:
         """Functions of an iteration that a function is made of, by their numbers."""
         found: dict[int, Any] = {}
+        functions, ledger = self._maps.functions, self._maps.ledger
         waiting = [function] if operations else []
         for one in waiting:  # grows
             for node in one.inputs or ():
-                known = self._maps.functions.find(node.creator_node)
+                maker = node.creator_node
+                known = functions.find(maker) or ledger.find_noted(maker)
                 if known is None or known.origin is not origin:
                     continue
                 if known.operation in operations and known.operation not in found:
-                    found[known.operation] = node.creator_node
-                    waiting.append(node.creator_node)
+                    found[known.operation] = maker
+                    waiting.append(maker)
         return [found[k] for k in operations if k in found]
 
     def _is_made(self, value: Any) -> bool:
