@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_explained_by_a_limit_that_does(each):
         with pytest.raises(hybridmem.OutOfMemoryError, match='asked for') as caught:
             train(memory_limit=limit)
         told = str(caught.value)
-        named = int(re.search(r'a limit known to do is (\d+)', told)[1])
+        named = int(re.search(r'a limit known to do is .+? \((\d+) bytes\)', told)[1])
         least = int(re.search(r'of any plan is [^(]*\((\d+) bytes', told)[1])
         assert limit < least <= named < 1.2 * least
         if each == 417_600:

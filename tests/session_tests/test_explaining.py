@@ -109,7 +109,7 @@ def test_a_loss_function_that_update_calls_is_not_the_update(as_link):
         model.between = big
         optimizer.update(model if as_link else lambda x: model(x), X)
 
-    assert 'asked for after operation 1 (/Tanh) do not fit' in error_of(train)
+    assert 'asked for in or right after operation 1 (/Tanh) do not' in error_of(train)
 
 
 def test_a_backward_function_is_an_operation():
@@ -124,7 +124,7 @@ def test_a_backward_function_is_an_operation():
     def train(model, optimizer):
         Twice().apply((model(X),))[0].backward()
 
-    assert 'asked for after operation 5 (backward of Twice)' in error_of(train)
+    assert 'asked for in operation 5 (backward of Twice)' in error_of(train)
 
 
 WIDE = np.ones((3000, SIDE), np.float32)  # one map is three times the parameters

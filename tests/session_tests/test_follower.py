@@ -711,7 +711,7 @@ def test_too_little_memory_ends_in_an_error_with_a_limit_that_will_do():
         except MemoryError as error:
             follower.__exit__(type(error), error, error.__traceback__)
             raise
-    assert re.search('a limit known to do is [0-9]+ bytes', str(caught.value))
+    assert re.search(r'a limit known to do is .+ \(\d+ bytes\)', str(caught.value))
     assert active_session() is None
     told = follower.describe()[1]
     assert told.startswith('limit 976.6 KiB, exceeded once to find out what will do; ')

@@ -18,7 +18,7 @@ from chainer_hybridmem.training.session.guides import forecast as forecasting
 from chainer_hybridmem.training.session.iterations import learning
 from chainer_hybridmem.training.session.iterations.overrun import SMALL_BYTES
 
-KNOWN = r'known to do is (\d+) bytes'
+KNOWN = r'known to do is [^(]+ \((\d+) bytes\)'
 BATCH = networks.batches(1)[0]
 RNG = np.random.RandomState(0)
 VECTORS = RNG.rand(600, 400).astype('f'), RNG.randint(0, 10, 600).astype('i')
@@ -234,4 +234,4 @@ def test_free_memory_in_pieces_is_said_and_counts_in_the_limit_that_is_named(
         model(np.ones((2, 4), np.float32))
         raise MemoryError
     assert 'What is free lies in pieces' in str(found.value)
-    assert f'a limit of at least {2**20 + 4096} bytes' in str(found.value)
+    assert f'a limit of at least 1.01 MiB ({2**20 + 4096} bytes)' in str(found.value)

@@ -15,8 +15,9 @@ from support.matrices import several
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
 from chainer_hybridmem.training.devices.host.memory import HostMemory
+from chainer_hybridmem.units import parse_bytes
 
-KNOWN = r'known to do is (\d+) bytes'
+KNOWN = r'known to do is [^(]+ \((\d+) bytes\)'
 ITERATIONS = 9
 BATCH, SIDE, CHANNELS, CLASSES = 24, 12, 8, 10
 
@@ -111,6 +112,9 @@ def test_the_number_is_followed_once(seed):
         session, losses = train(seed, known, spare_bytes)
         assert session.statistics()['peak_bytes'] <= known
         assert 'plain Chainer needs' in message
+        assert 'so the traceback is of a later line' in message
+        rounded = re.search(r'known to do is ([^(]+) \(', message).group(1)
+        assert parse_bytes(rounded) >= known
         assert 'least memory of any plan' in message
     assert losses == expected
 
@@ -171,7 +175,7 @@ def test_what_the_machine_has_not_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(HostMemory, 'raise_limit', lambda self, nbytes: False)
     with pytest.raises(OutOfMemoryError, match='needs a limit of at least') as caught:
         small_steps(1_500_000, [800])
-    least = int(re.search(r'at least (\d+) bytes', str(caught.value)).group(1))
+    least = int(re.search(r'at least [^(]+\((\d+) bytes', str(caught.value)).group(1))
     assert least == caught.value.used_bytes + caught.value.requested_bytes
     for known in re.findall(KNOWN, str(caught.value)):
         assert int(known) >= least

@@ -104,7 +104,7 @@ def test_the_error_tells_what_was_in_memory():
             loss.backward()
     message = str(caught.value)
     for words in (
-        'after operation',
+        'asked for in operation 8 (backward of LinearFunction)',
         'of parameters, gradients and optimizer states',
         'that the program holds in variables',
         'a limit known to do is',

@@ -23,7 +23,7 @@ from chainer_hybridmem.training.session.iterations.observation import Instrument
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.planning_time import outside_limit
 from chainer_hybridmem.training.session.setting.runtime import Runtime
-from chainer_hybridmem.units import format_apart, format_bytes
+from chainer_hybridmem.units import format_apart, format_bytes, format_enough
 
 _UPDATE = chainer.UpdateRule.update.__code__
 
@@ -63,7 +63,14 @@ def moment_of(codes: Codes, iteration: Iteration, n: int, label: str) -> Moment:
             f'iteration {n + 1}',
             False,
         )
-    return Moment(f'after operation {iteration.position - 1} ({label})', True)
+    where = 'in' if iteration.depth else 'in or right after'
+    operation = f'operation {iteration.position - 1} ({label})'
+    return Moment(f'{where} {operation}', True)
+
+
+def enough(nbytes: int) -> str:
+    """A limit for people and, exactly, for the next run."""
+    return f'{format_enough(nbytes)} ({nbytes} bytes)'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,14 +194,15 @@ class OutOfMemoryExplainer:
             least = limit_bytes + requested
         later, recording = ', and later ones may need more', ''
         if forecast is not None and self._options.host_limit_bytes is None:
-            later = f'; one known to do is {max(forecast.named_bytes, least)} bytes'
+            known = enough(max(forecast.named_bytes, least))
+            later = f'; one known to do is {known}'
         elif needs is not None:
             later = f'; before, {needs}'
         else:
             recording = self.hint_at_recording(iteration)
         return OutOfMemoryError(
-            f'{failed.text} This allocation needs a limit of at least {least} '
-            f'bytes{later}. Raise memory_limit or lower the batch '
+            f'{failed.text} This allocation needs a limit of at least '
+            f'{enough(least)}{later}. Raise memory_limit or lower the batch '
             f'size{failed.hints}{recording}.',
             requested,
             limit_bytes,

@@ -43,6 +43,7 @@ from chainer_hybridmem.training.session.iterations.out_of_memory import (
     FailedAllocation,
     Moment,
     OutOfMemoryExplainer,
+    enough,
 )
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.planning_time import outside_limit
@@ -93,16 +94,18 @@ class Needs:
         if self.plain_bytes is not None:
             beside.append(f'plain Chainer needs {_exactly(self.plain_bytes)}')
         elif self.kept_bytes is not None:
-            beside.append(f'plain Chainer needs more than {_exactly(self.kept_bytes)}')
+            beside.append(
+                f'plain Chainer needs more than {_exactly(self.kept_bytes)}, as it '
+                f'runs no function in parts'
+            )
         if self.plan_bytes is not None:
             least = _exactly(self.plan_bytes)
             beside.append(f'the least memory of any plan is {least}')
-        more = f' ({"; ".join(beside)})' if beside else ''
-        told = f'a limit known to do is {self.named_bytes} bytes{more}'
-        if self.complete:
-            return told
-        seen = format_count(self.iterations, 'pass', 'passes')
-        return f'{told}, for the {seen} seen; others may need more'
+        told = f'a limit known to do is {enough(self.named_bytes)}'
+        if not self.complete:
+            seen = format_count(self.iterations, 'pass', 'passes')
+            told += f', for the {seen} seen; others may need more'
+        return '; '.join([told, *beside])
 
 
 class Overrun:
@@ -250,9 +253,9 @@ class Overrun:
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
         self._concluded = True
         self.told = (
-            f'{failed.text} Training went on beyond the limit to find out what does: '
-            f'{self.needs}. Raise memory_limit or lower the batch '
-            f'size{failed.hints}{hint}.'
+            f'{failed.text} Training went on beyond the limit to find out what does, '
+            f'so the traceback is of a later line: {self.needs}. Raise memory_limit '
+            f'or lower the batch size{failed.hints}{hint}.'
         )
         return OutOfMemoryError(
             self.told,
