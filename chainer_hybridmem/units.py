@@ -15,7 +15,7 @@ from chainer_hybridmem.errors import OptionError
 _PATTERN = re.compile(r'\s*([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*')
 _PERCENTAGE = re.compile(r'\s*([0-9]*\.?[0-9]+)\s*%\s*')
 _MOST_PERCENT = 1e6
-_LEAST_LIMIT_BYTES = 2**14  # no model trains in less
+_LEAST_MEANT = 2**14  # no model trains in less, and no link is as slow
 AUTO, FREE = 'auto', 'free'  # limits that are no size; see docs/guide/run.md
 _FACTORS = {
     '': 1,
@@ -86,16 +86,21 @@ def parse_limit(value: str | int | float, name: str = 'memory_limit') -> int:
             f'{name} is {value!r}, and only `hybridmem run` looks for a limit: name a '
             "size such as '8GiB' here, or 'free' for all that the device has left."
         )
-    number = math.nan
-    with contextlib.suppress(ValueError):
-        number = float(str(value))
-    if 0 < number < _LEAST_LIMIT_BYTES:
+    number = _read_without_unit(value)
+    if 0 < number < _LEAST_MEANT:
         unit = 'GiB' if number <= 512 else 'MiB'
         meant = f'{number:.0%}' if number < 1 else f'{number:g}{unit}'
         raise OptionError(
             f'{name} is {value!r}, which is in bytes. Did you mean {meant!r}?'
         )
     return parse_bytes(value, name)
+
+
+def _read_without_unit(value: str | int | float) -> float:
+    """A number, also as text; NaN if it is none."""
+    with contextlib.suppress(ValueError):
+        return float(str(value))
+    return math.nan
 
 
 def is_percentage(value: object) -> bool:
@@ -142,9 +147,19 @@ def _parse(
 
 
 def parse_bandwidth(value: str | int | float, name: str = 'bandwidth') -> float:
-    """Turns ``'12GB/s'`` or a number of bytes per second into a float."""
+    """Turns ``'12GB/s'`` or a number of bytes per second into a float.
+
+    Raises:
+        OptionError: If it is no bandwidth, or must have been meant with a unit.
+    """
     if isinstance(value, str):
         value = re.sub(r'\s*/\s*s(ec)?\s*$', '', value)
+    number = _read_without_unit(value)
+    if 0 < number < _LEAST_MEANT:
+        meant = f'{number:g}{"GB" if number <= 64 else "MB"}/s'
+        raise OptionError(
+            f'{name} is {value!r}, which is in bytes a second. Did you mean {meant!r}?'
+        )
     return _parse(value, name, 'bandwidth', "'2GB/s'")
 
 

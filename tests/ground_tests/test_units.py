@@ -95,6 +95,17 @@ def test_what_is_no_bandwidth(text: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ('given', 'meant'), [(100, '100MB/s'), ('100', '100MB/s'), ('2/s', '2GB/s')]
+)
+def test_a_bandwidth_without_its_unit_asks_what_was_meant(
+    given: Any, meant: str
+) -> None:
+    with pytest.raises(OptionError, match=f"bandwidth is .* mean '{meant}'"):
+        parse_bandwidth(given, 'link_bandwidth')
+    assert parse_bandwidth('100B/s') == 100
+
+
+@pytest.mark.parametrize(
     ('nbytes', 'text'),
     [
         (0, '0 B'),

@@ -55,6 +55,7 @@ def assert_nothing_installed():
         ({'memory_limit': 8000}, OptionError, "Did you mean '8000MiB'"),
         ({'memory_limit': '60%'}, OptionError, '`hybridmem run`'),
         ({'link_bandwidth': -1}, OptionError, 'link_bandwidth'),
+        ({'link_bandwidth': 100}, OptionError, "Did you mean '100MB/s'"),
         ({'stepz': 3}, OptionError, 'steps'),
         ({'planner': 'pooch', 'time_budget': 3}, OptionError, 'with it: exact, hybrid'),
         ({'planner': ['hybrid']}, UnknownNameError, r"\['hybrid'\]"),
