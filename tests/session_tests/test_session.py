@@ -444,6 +444,17 @@ def test_every_row_of_the_report_has_its_figures(model, monkeypatch):
         assert {*keys, *filter(None, [row.given])} <= figures.keys(), row
 
 
+def test_the_report_of_a_session_that_is_not_entered_says_so(model):
+    optimizer = chainer.optimizers.SGD().setup(model)
+    (x, t), *_ = networks.batches(1)
+    session = hybridmem.optimize(model, LIMIT)
+    networks.iterate(model, optimizer, x, t)
+    assert session.report().endswith('not entered: use it in a `with` statement')
+    with session:
+        networks.iterate(model, optimizer, x, t)
+    assert 'not entered' not in session.report()
+
+
 def left_behind():
     """Memory of counters, and files that are open."""
     return len(numpy_memory._memories), len(os.listdir('/proc/self/fd'))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from chainer_hybridmem.training.execution.verifier import Verdict
 
 MOST_KINDS = 16  # of iterations that a report shows: the most frequent ones
+NOT_ENTERED = 'not entered: use it in a `with` statement'
 STALE = ', which are stale: iterations are faster (retime() times again)'
 MISSING = {'bytes': 'unknown', 'seconds': 'not yet', 'difference': 'not yet'}
 FITS = (
@@ -119,6 +120,7 @@ def session_report(
     profile: Profile | None,
     verdict: Verdict | None = None,
     costs: Iterable[RuleCost] = (),
+    entered: bool = True,
 ) -> str:
     """Formats a session's statistics as a table.
 
@@ -128,11 +130,15 @@ def session_report(
         profile: The profile it was made from.
         verdict: Of the iterations that were verified.
         costs: Of the plan's rules.
+        entered: Whether the session has begun; else there is nothing to tell.
 
     Returns:
         str: Several lines, the last without a line break.
     """
     s = statistics
+    title = f'chainer_hybridmem, planner {s["planner"]}'
+    if not entered:
+        return named_values(title, [('state', NOT_ENTERED)])
     rows = [
         ('state', f'{s["state"]} after {format_count(s["iterations"], "iteration")}'),
         *told([Row('memory limit', '{limit_bytes:bytes}')], s),
@@ -158,7 +164,6 @@ def session_report(
     rows += told(OF_ALL_ITERATIONS, figures, MISSING)
     if verdict is not None:
         rows += told([VERIFIED], dataclasses.asdict(verdict))
-    title = f'chainer_hybridmem, planner {s["planner"]}'
     return '\n'.join([named_values(title, rows), *_kinds(s['kinds'])])
 
 

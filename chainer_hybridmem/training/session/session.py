@@ -477,7 +477,7 @@ class Session:
         statistics = self.statistics()
         costs = self._planning.rule_prices.find(self._results.find_planned())
         facts = self.plan, self.profile, self.verdict
-        text = session_report(statistics, *facts, costs)
+        text = session_report(statistics, *facts, costs, self._thread.has_entered)
         if html is not None:
             page = self._make_page(text, statistics, cell=False)
             outside_limit(library.write_text, os.fspath(html), page)

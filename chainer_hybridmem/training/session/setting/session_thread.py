@@ -109,6 +109,11 @@ class SessionThread:
         self.is_open = True
 
     @property
+    def has_entered(self) -> bool:
+        """Whether there is one."""
+        return self._thread is not None
+
+    @property
     def is_mine(self) -> bool:
         """Whether this is the thread."""
         return threading.current_thread() is self._thread
