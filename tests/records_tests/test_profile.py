@@ -160,6 +160,7 @@ FAR = 10**6
         ('storages', 1, 'releasable_from', FAR, 'storage 1 is'),
         ('recipes', 1, 'inputs', [FAR], 'unknown storages'),
         ('recipes', 1, 'products', [-1], 'unknown storages'),
+        ('recipes', 1, 'products', [], 'makes something else'),
         ('recipes', 1, 'operation', FAR, 'out of range'),
         ('recipes', 1, 'operation', -1, 'out of range'),
         ('recipes', 1, 'seconds', math.nan, 'out of range'),

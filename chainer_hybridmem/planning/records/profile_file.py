@@ -165,6 +165,8 @@ def _check_recipes(profile: Profile) -> None:
         touched = (*recipe.inputs, *recipe.products)
         if not all(0 <= s < n_storages for s in touched):
             raise _broken(f'recipe {recipe} names unknown storages')
+        if len(recipe.sources) != len(recipe.products):
+            raise _broken(f'recipe {recipe} makes something else')
         possible = 0 <= recipe.seconds < 1e9
         possible = possible and 0 <= recipe.peak_bytes < files.LARGEST_SIZE
         if not (possible and 0 <= recipe.operation < n_ops):
