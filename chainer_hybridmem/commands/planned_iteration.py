@@ -39,7 +39,7 @@ def load_plan(path: str, profile: Profile, profile_path: str) -> tuple[Plan, Tim
         return plan, simulate(profile, plan)
     except PlanError as error:
         raise FormatError(
-            f'{path} is not a plan for {profile_path}, make it again: {error}'
+            f'{path} is not a plan for {profile_path}: {error}'
         ) from error
 
 

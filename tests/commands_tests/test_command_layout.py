@@ -66,7 +66,7 @@ def test_offsets_that_overlap(refused, folder):
 def test_what_is_refused(profile, refused, folder):
     other = make_plan(toys.chain(5), '1GB', 'swap-all')
     library.save(other, str(folder / 'other.json'))
-    assert 'make it again' in refused('layout', 'p.json', '--plan', 'other.json')
+    assert 'or plan again' in refused('layout', 'p.json', '--plan', 'other.json')
     assert "no pool 'exakt'" in refused('layout', 'p.json', '--pool', 'exakt')
     assert 'power of two' in refused('layout', 'p.json', '--alignment', '100')
     assert 'cannot be read' in refused('layout', 'missing.json')

@@ -40,7 +40,8 @@ def test_to_standard_output(profile, hybridmem):
 def test_plan_of_another_profile(profile, refused):
     save_plan(toys.chain(layers=5))
     message = refused('trace', 'p.json', 'plan.json', '-o', 't.json')
-    assert 'plan.json is not a plan for p.json' in message and 'plan again' in message
+    assert 'plan.json is not a plan for p.json: The plan was made for' in message
+    assert message.count(' again') == 1 and 'name its own, or plan again' in message
 
 
 def test_a_damaged_plan(profile, refused):
@@ -49,7 +50,7 @@ def test_a_damaged_plan(profile, refused):
     with open('plan.json', 'w') as file:
         json.dump(plan, file)
     message = refused('trace', 'p.json', 'plan.json', '-o', 't.json')
-    assert 'plan.json is not a plan for p.json, make it again' in message
+    assert 'plan.json is not a plan for p.json: ' in message
     assert 'swap_out_before lies outside' in message
 
 

@@ -45,7 +45,7 @@ def planned_trace(profile: Profile, plan: Plan) -> Trace:
     if plan.profile_fingerprint != fingerprint:
         raise PlanError(
             f'The plan was made for profile {plan.profile_fingerprint}, this is '
-            f'profile {fingerprint}; plan again with `hybridmem plan`.'
+            f'profile {fingerprint}; name its own, or plan again with `hybridmem plan`.'
         )
     profile = in_parts(profile, plan.parts)
     check_entries(profile, plan)

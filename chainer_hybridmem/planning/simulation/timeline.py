@@ -89,7 +89,7 @@ def _check_profile(problem: Problem, plan: Plan) -> None:
     if plan.profile_fingerprint != fingerprint:
         raise PlanError(
             f'The plan was made for profile {plan.profile_fingerprint}, this is '
-            f'profile {fingerprint}; plan again with `hybridmem plan`.'
+            f'profile {fingerprint}; name its own, or plan again with `hybridmem plan`.'
         )
     if [m.storage for m in plan.maps] != [s.id for s in problem.maps]:
         raise PlanError(
