@@ -1,6 +1,7 @@
 """``hybridmem plan``."""
 
 import json
+import re
 
 import pytest
 from support import toys
@@ -32,7 +33,7 @@ def test_writes_a_plan_that_keeps_the_limit(profile, hybridmem):
 
 
 def test_json_has_the_figures_of_the_plan(profile, hybridmem):
-    status, _, _ = hybridmem(
+    status, out, _ = hybridmem(
         'plan',
         'p.json',
         *LIMIT,
@@ -44,6 +45,9 @@ def test_json_has_the_figures_of_the_plan(profile, hybridmem):
         'f',
     )
     assert status == 0
+    rows = dict(re.split('  +', line) for line in out.splitlines() if '  ' in line)
+    assert rows['s / iteration, predicted'].endswith('%)')
+    assert '%' not in rows['s / iteration, in-core']
     with open('f') as file:
         figures = json.load(file)
     plan = library.load_plan('plan.json')
