@@ -22,7 +22,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from chainer_hybridmem import version
@@ -53,24 +53,21 @@ __all__ = ['COMMANDS', 'main', 'make_parser']
 
 PROGRAM = 'hybridmem'
 OUTPUT_UNREAD = 141  # standard output
-COMMANDS: tuple[type[Command], ...] = (
-    RunCommand,
-    ProfileCommand,
-    EstimateCommand,
-    BatchCommand,
-    PlanCommand,
-    CompareCommand,
-    LayoutCommand,
-    InferenceCommand,
-    ImportCommand,
-    ArenaCommand,
-    TraceCommand,
-    ShowCommand,
-    ReportCommand,
-    VerifyCommand,
-    RepairCommand,
-    DoctorCommand,
-)
+GROUPS: dict[str, tuple[type[Command], ...]] = {
+    'to begin with': (
+        RunCommand,
+        EstimateCommand,
+        BatchCommand,
+        VerifyCommand,
+        DoctorCommand,
+        RepairCommand,
+    ),
+    'to plan': (ProfileCommand, PlanCommand, CompareCommand),
+    'to look at plans': (ReportCommand, ShowCommand, TraceCommand),
+    'for research': (LayoutCommand, InferenceCommand, ImportCommand, ArenaCommand),
+}
+COMMANDS = tuple(command for group in GROUPS.values() for command in group)
+EXAMPLE = 'hybridmem run --memory-limit 60% train.py --epoch 20'
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,17 +122,20 @@ def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM,
         description='Train Chainer models whose feature maps do not fit the memory.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='\n'.join(_list_commands()),
         allow_abbrev=False,
     )
     parser.add_argument(
         '--version', action=_Version, nargs=0, help='show version and commit'
     )
-    commands = parser.add_subparsers(metavar='COMMAND', required=True)
+    commands = parser.add_subparsers(
+        metavar='COMMAND', required=True, help='one of these; COMMAND --help says more'
+    )
     for make_command in COMMANDS:
         command = make_command()
         subparser = commands.add_parser(
             command.name,
-            help=command.help,
             description=inspect.getdoc(type(command)),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -145,6 +145,14 @@ def make_parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         flags = arguments.find_flags(subparser)
         subparser.set_defaults(command=command, refuse=subparser.error, flags=flags)
     return parser
+
+
+def _list_commands() -> Iterator[str]:
+    for title, group in GROUPS.items():
+        yield f'{title}:'
+        yield from (f'  {command.name:<9}  {command.help}' for command in group)
+        yield ''
+    yield f'for example:\n  {EXAMPLE}'
 
 
 class _Version(argparse.Action):

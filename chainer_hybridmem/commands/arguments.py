@@ -414,7 +414,17 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Adds the file of a recorded iteration."""
+    parser.add_argument(
+        'profile',
+        metavar='PROFILE',
+        help='recorded iteration: a file, or one that comes with the package, such as '
+        'shipped:resnet50-b8-host (hybridmem compare --help names all)',
+    )
+
+
 def add_planned(parser: argparse.ArgumentParser) -> None:
     """Adds the files of the commands that draw a planned iteration."""
-    parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
+    add_profile(parser)
     parser.add_argument('plan', metavar='PLAN', help='a plan made for it')

@@ -43,7 +43,7 @@ class BatchCommand(base.Command):
     """
 
     name = 'batch'
-    help = 'find the largest batch that fits, in-core and planned'
+    help = 'find the largest batch that fits'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.usage = estimating.USAGE.format('')

@@ -40,7 +40,7 @@ class PlanCommand(base.Command):
     help = 'plan a recorded iteration for a memory limit'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
+        arguments.add_profile(parser)
         arguments.add_limit(parser)
         arguments.add_planner(parser)
         parser.add_argument(

@@ -41,7 +41,7 @@ class ReportCommand(base.Command):
     help = 'write a page about planned iterations, for a browser'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument('profile', metavar='PROFILE', help='recorded iteration')
+        arguments.add_profile(parser)
         parser.add_argument(
             'plans',
             nargs='*',

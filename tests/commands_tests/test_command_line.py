@@ -81,8 +81,13 @@ def test_version_and_help(hybridmem):
     status, out, _ = hybridmem('--help')
     assert status == 0
     for command in commands.COMMANDS:
-        assert command.name in out
+        assert len(re.findall(rf'^  {command.name}  +{command.help}$', out, re.M)) == 1
         assert hybridmem(command.name, '--help')[0] == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.endswith(f'\n  {commands.EXAMPLE}\n')
+    program, *example = commands.EXAMPLE.split()
+    assert program == 'hybridmem'
+    assert commands.make_parser(example).parse_args(example)
 
 
 @pytest.mark.parametrize('command', ['estimate', 'batch'])

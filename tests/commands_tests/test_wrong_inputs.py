@@ -130,7 +130,7 @@ def files(profile, folder, network, monkeypatch):
         (('doctor', 'x'), 2, 'unrecognized arguments: x'),
         (('rum', 'p.py'), 2, "no command 'rum'. Did you mean run?"),
         (('p.py', 'x'), 2, 'p.py is no command. Did you mean: hybridmem run p.py'),
-        (('nothing',), 2, "no command 'nothing'. There are run, profile, "),
+        (('nothing',), 2, "no command 'nothing'. There are run, estimate, "),
         ((), 2, 'required: COMMAND; hybridmem --help says more'),
         (('run', '--memorylimit', '8GiB', 'p.py'), 2, 'Did you mean --memory-limit?'),
         (('plan', '--memory_limit=8GiB'), 2, 'Did you mean --memory-limit?'),
