@@ -151,7 +151,8 @@ def _steps(rng: random.Random) -> list[Step]:
                 event=rng.choice(EVENTS) if eventful and rng.random() < 0.3 else '',
             )
         )
-    return steps
+    # What has come once comes again: by then iterations change between several plans.
+    return steps * 2 if random.Random(steps[0].seed).random() < 0.2 else steps
 
 
 def _hoard(rng: random.Random, steps: list[Step]) -> None:
