@@ -144,7 +144,7 @@ gpu-wheels: venv
 lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy chainer_hybridmem
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 release-check: venv

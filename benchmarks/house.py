@@ -156,7 +156,9 @@ def foreign_writes(tree: ast.Module, known: set[str]) -> Iterator[tuple[int, str
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
-        for target in assigned(node) if isinstance(node, ast.stmt) else ():
+        if not isinstance(node, ast.stmt):
+            continue
+        for target in assigned(node):
             if not isinstance(target, ast.Attribute) or target.attr not in foreign:
                 continue
             if not isinstance(target.value, ast.Name) or target.value.id not in own:

@@ -155,7 +155,7 @@ class _Copies(chainer.FunctionHook):
 
 def measure(name: str, build: Any, device: Any, repeats: int) -> dict[str, Any]:
     forms = Forms(build, device)
-    walker = Walker(device)
+    walker = Walker(device, timed=True)
     names = [f for f in FORMS if f != 'pass' or forms.covers]
     row: dict[str, Any] = {'case': name, 'exact': forms.exact()}
     seconds: dict[str, list[float]] = {form: [] for form in FORMS}

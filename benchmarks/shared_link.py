@@ -132,7 +132,8 @@ def copy_once(
         spaces = [device.copies.host_copy(MAP_BYTES) for _ in range(maps)]
         for root, space in zip(roots, spaces, strict=True):
             root[...] = 1
-            device.copies.fill(space, root)
+            _, transfer = device.copies.swap_out(root, space)
+            device.copies.wait(transfer)
         lanes.append((outward, roots, spaces))
     barrier.wait(_WAIT_SECONDS)
     begin, cpu = time.perf_counter(), time.process_time()

@@ -60,7 +60,7 @@ class Training:
         words = self.rng.randint(0, WORDS, (length + 1, self.batchsize))
         words = words.astype(np.int32)
         start = time.perf_counter()
-        loss = 0
+        loss: Any = 0
         for now, following in itertools.pairwise(words):
             loss += F.softmax_cross_entropy(self.model(now), following)
         self.model.cleargrads()

@@ -144,8 +144,8 @@ def serve(options: argparse.Namespace) -> int:
 
         yield cudnn_families.compare(family, dtype, called)
 
-    def measure(*what: str) -> Iterator[Row]:
-        yield speed(*what, options.scale, options.insize)
+    def measure(arch: str, kind: str, setting: str) -> Iterator[Row]:
+        yield speed(arch, kind, setting, options.scale, options.insize)
 
     def answers() -> bool:
         try:

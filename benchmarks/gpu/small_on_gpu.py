@@ -69,7 +69,7 @@ class Training:
 
     def step(self) -> None:
         """One iteration, which waits for nothing."""
-        loss = 0
+        loss: Any = 0
         for now, following in zip(self.text[:-1], self.text[1:], strict=True):
             loss += self.model(now, following)
         self.model.cleargrads()

@@ -126,6 +126,7 @@ def annealing(problem: Problem, limit: int, action: np.ndarray) -> float | None:
             COLD * unit,
             0.0,
             seed,
+            False,
             search.work,
             np.zeros_like(start.action),
             np.zeros(4),

@@ -113,7 +113,7 @@ class Regime(chainer.FunctionHook):
         self.counts: collections.Counter[str] = collections.Counter()
         self._regime = regime
         self._chance = random.Random(seed)
-        self._walker = Walker(device)
+        self._walker = Walker(device, timed=True)
         self._executor = Executor(device, minimum_map_bytes=1)
         self._verifier: Verifier | None = None
         self._table = self._new_table()
@@ -140,9 +140,7 @@ class Regime(chainer.FunctionHook):
         if self._verifier is not None:
             self.counts['verified'] += self._verifier.verdict.maps
         self._executor.observers.discard(self._verifier)
-        self._verifier = Verifier(
-            self.device, chainer.Chain(), lambda: Followed(None, None)
-        )
+        self._verifier = Verifier(chainer.Chain(), lambda: Followed(None, None))
         self._executor.observers.add(self._verifier)
 
     def _new_table(self) -> ActionTable:
@@ -341,8 +339,8 @@ class Regime(chainer.FunctionHook):
         if function is None or live is None or live.recipe is None:
             return False
         for node in self._reads(function):
-            live = self._executor.maps.find_of_node(node)
-            if live is not None and self._actions.get(live.allocation) != 'recompute':
+            read = self._executor.maps.find_of_node(node)
+            if read is not None and self._actions.get(read.allocation) != 'recompute':
                 continue  # it stays, or has a copy
             if node.creator_node is None:
                 if node.get_variable_or_none() is None:
