@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from chainer_hybridmem.planning.simulation import Problem
 
 
+PROFILE = (
+    'recorded iteration: a file, or one that comes with the package, such as '
+    'shipped:resnet50-b8-host (hybridmem compare --help names all)'
+)
+
+
 # -- values: text of the command line, turned into what it means ----------------
 # Every function raises argparse.ArgumentTypeError for text that it cannot read.
 FEWEST_BYTES = 101  # a number without a unit below it is surely meant with one
@@ -414,17 +420,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_profile(parser: argparse.ArgumentParser) -> None:
-    """Adds the file of a recorded iteration."""
-    parser.add_argument(
-        'profile',
-        metavar='PROFILE',
-        help='recorded iteration: a file, or one that comes with the package, such as '
-        'shipped:resnet50-b8-host (hybridmem compare --help names all)',
-    )
-
-
 def add_planned(parser: argparse.ArgumentParser) -> None:
     """Adds the files of the commands that draw a planned iteration."""
-    add_profile(parser)
+    parser.add_argument('profile', metavar='PROFILE', help=PROFILE)
     parser.add_argument('plan', metavar='PLAN', help='a plan made for it')

@@ -40,7 +40,7 @@ class PlanCommand(base.Command):
     help = 'plan a recorded iteration for a memory limit'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        arguments.add_profile(parser)
+        parser.add_argument('profile', metavar='PROFILE', help=arguments.PROFILE)
         arguments.add_limit(parser)
         arguments.add_planner(parser)
         parser.add_argument(

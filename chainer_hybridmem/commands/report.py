@@ -41,7 +41,7 @@ class ReportCommand(base.Command):
     help = 'write a page about planned iterations, for a browser'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        arguments.add_profile(parser)
+        parser.add_argument('profile', metavar='PROFILE', help=arguments.PROFILE)
         parser.add_argument(
             'plans',
             nargs='*',

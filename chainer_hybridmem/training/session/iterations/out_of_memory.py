@@ -194,8 +194,7 @@ class OutOfMemoryExplainer:
             least = limit_bytes + requested
         later, recording = ', and later ones may need more', ''
         if forecast is not None and self._options.host_limit_bytes is None:
-            known = enough(max(forecast.named_bytes, least))
-            later = f'; one known to do is {known}'
+            later = f'; one known to do is {enough(max(forecast.named_bytes, least))}'
         elif needs is not None:
             later = f'; before, {needs}'
         else:
