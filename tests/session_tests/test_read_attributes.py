@@ -94,6 +94,33 @@ def test_a_mask_that_is_away_is_there_for_who_asks(after_backward, hostile):
         assert hasattr(dropout, 'mask') and not hasattr(dropout, 'another')
 
 
+class Pair(chainer.FunctionNode):
+    """It keeps two arrays in a list."""
+
+    def forward(self, inputs):
+        (x,) = inputs
+        self.pair = [x * 2, x * 3]
+        return (x * 6,)
+
+    def backward(self, indexes, grads):
+        return (grads[0] * self.pair[0] * self.pair[1],)
+
+
+def test_arrays_of_a_list_come_back_together_or_do_not_fit():
+    """None leaves again for the next one; a first iteration ends beyond its limit."""
+    x = np.ones(100_000, np.float32)
+    optimized = hybridmem.optimize(Unpooling(), memory_limit='64MiB')
+    with pytest.raises(MemoryError, match='do not fit'), optimized as session:
+        function = Pair()
+        (y,) = function.apply((chainer.Variable(x),))
+        evict_everything()
+        memory = session.device.memory
+        free_bytes = memory.limit_bytes - memory.used_bytes
+        taken = np.empty(free_bytes - x.nbytes * 3 // 2, np.uint8)
+        assert [array[0] for array in function.pair] == [2, 3]
+    assert y.array[0] == 6 and taken.size
+
+
 @pytest.mark.parametrize('planner', ['checkpoint-speed', 'hybrid'])
 def test_a_mask_is_there_after_every_backward(planner):
     """Nobody can draw it again: a plan that drops it after its use keeps a copy."""

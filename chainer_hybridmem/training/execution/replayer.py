@@ -472,9 +472,11 @@ class Restorer:
             names: Attributes.
         """
         maps = [live for live in self._maps if live.slots.belong_to(owner, names)]
+        held = []  # so that none leaves again for the next one
         for live in maps:
             if live.state is not State.RESIDENT:
                 self.bring_back(live)
+            held.append(live.slots.find_array())
             live.hand_out()
         function = graph.function_of(owner)
         if self._asked is not None and function is not None:
