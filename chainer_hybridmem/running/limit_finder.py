@@ -6,9 +6,7 @@ Note: [limits that are found]
     more than plain Chainer, over the step, the session's own work included. Where there
     is none, nothing is limited: plain Chainer is faster than any session. It needs
     iterations that come again, to record them; a limit below what iterations without a
-    plan need is never taken, for the next ones have none. Functions count as a whole: a
-    session knows of parts only where a recording at its limit had to run them so, and
-    may find no plan below that. It has what [limits that are
+    plan need is never taken, for the next ones have none. It has what [limits that are
     named] have to spare, and is raised where that is not enough.
 """
 
@@ -29,13 +27,15 @@ from chainer_hybridmem.planning.planners import (
     options_of,
 )
 from chainer_hybridmem.planning.records import library
+from chainer_hybridmem.planning.simulation import make_problem
 from chainer_hybridmem.running.step_recorder import RecordedProgram, StepRecorder
-from chainer_hybridmem.training.session.guides.forecast import forecast, with_spare
+from chainer_hybridmem.training.session.guides.forecast import need_in_parts, with_spare
 from chainer_hybridmem.training.session.setting.options import RECORDED_WITH
 from chainer_hybridmem.training.session.setting.planning_time import outside_limit
 from chainer_hybridmem.units import AUTO, FREE, format_bytes, is_percentage, parse_bytes
 
 MOST_COST = 0.1  # of the time of plain Chainer
+OF_PROBLEMS = 'cross_iteration', 'rules', 'splitting'  # options that shape plans
 ITERATIONS = 30  # are recorded at most, until a step has repeated
 HALVINGS = 6  # of the range in which the least limit lies
 TOLERANCE = 0.01  # of the bound; a search for a limit needs no better plans
@@ -223,7 +223,8 @@ def find_least_limit(
     if 'tolerance' in options_of(planner):
         own.setdefault('tolerance', TOLERANCE)
     check_options(planner, own)
-    pairs = list(zip(recorded.problems, recorded.kinds, strict=True))
+    told = {name: options[name] for name in OF_PROBLEMS if name in options}
+    pairs = [(make_problem(kind.profile, **told), kind) for kind in recorded.kinds]
     if plain_seconds is None:
         plain_seconds = sum(
             kind.repeats * problem.in_core_seconds for problem, kind in pairs
@@ -245,11 +246,9 @@ def find_least_limit(
     still = sum(kind.repeats * problem.still_seconds for problem, kind in pairs)
     if still > (1 + most_cost) * plain_seconds:  # whatever is planned
         return LeastLimit(None, still / plain_seconds)
-    least, most = 0, recorded.find_peak()
-    for problem, kind in pairs:
-        needs = forecast(problem.profile, 0)
-        enough = most if needs is None else needs.enough_bytes + kind.older_bytes
-        least = min(most, max(least, enough))
+    most = recorded.find_peak()
+    needs = (need_in_parts(problem) + kind.older_bytes for problem, kind in pairs)
+    least = min(most, max(needs))
     if is_cheap(least):
         return LeastLimit(least, ratios[least])
     for _ in range(HALVINGS):

@@ -26,6 +26,7 @@ from chainer_hybridmem.forecasting.recording_session import (
     RecordingSession,
     recording_options,
 )
+from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.running import limit_finder
 from chainer_hybridmem.running.follower import Follower
 from chainer_hybridmem.running.limit_finder import find_least_limit
@@ -35,6 +36,7 @@ from chainer_hybridmem.running.step_recorder import (
     RecordedProgram,
 )
 from chainer_hybridmem.training.devices.host.memory import HostMemory
+from chainer_hybridmem.training.session.guides.forecast import forecast, with_spare
 from chainer_hybridmem.training.session.session import active_session
 from chainer_hybridmem.training.session.setting.options import OPTIONS, RECORDED_WITH
 from chainer_hybridmem.units import parse_bytes
@@ -51,6 +53,25 @@ class Layers(chainer.ChainList):
         for layer in self:
             x = F.tanh(layer(x))
         return F.average(x)
+
+
+class Images(chainer.ChainList):
+    def __init__(self) -> None:
+        np.random.seed(0)
+        super().__init__(*[L.Convolution2D(8, 8, 3, pad=1) for _ in range(3)])
+
+    def forward(self, x: np.ndarray) -> chainer.Variable:
+        for layer in self:
+            x = F.relu(layer(x))
+        return F.average(x)
+
+
+def images(model: Images) -> list[bytes]:
+    """Gradients of one iteration."""
+    loss = model(np.random.RandomState(0).rand(32, 8, 24, 24).astype(np.float32))
+    model.cleargrads()
+    loss.backward()
+    return [parameter.grad.tobytes() for parameter in model.params()]
 
 
 def train(
@@ -455,6 +476,41 @@ def test_auto_is_the_least_limit_that_costs_little():
     assert plan.predicted_seconds <= 1.1 * plan.in_core_seconds
     beside = dataclasses.replace(step, kinds=(kind, kind._replace(older_bytes=1000)))
     assert find(9.0) < find(9.0, beside) <= peak + 1000
+
+
+def record(model, iterate) -> RecordedProgram:
+    with RecordingSession(model, recording_options(2**40)) as session:
+        for _ in range(ITERATIONS):
+            iterate(model)
+    return RecordedProgram((Kind(session.problem.profile, 1),), ITERATIONS, True)
+
+
+def test_auto_counts_on_functions_in_parts_that_do_not_fit_as_a_whole():
+    """Columns of a convolution; in a session at that limit, plans know them, too."""
+    step = record(Images(), images)
+    as_a_whole, in_parts = (
+        find_least_limit(step, options, 9.0).limit_bytes
+        for options in ({'splitting': False}, {})
+    )
+    (problem,) = step.problems
+    assert as_a_whole == forecast(problem.profile, 0).enough_bytes
+    assert in_parts < 0.8 * as_a_whole
+    model, expected = Images(), images(Images())
+    limit = with_spare(in_parts, step.find_peak())
+    with hybridmem.optimize(model, limit, planner='hybrid') as session:
+        for _ in range(ITERATIONS):
+            assert images(model) == expected
+    assert session.state == 'guided' and not session.exceeded
+    assert session.statistics()['peak_bytes'] <= limit
+
+
+def test_auto_counts_on_none_that_fits_as_a_whole():
+    """A session at a lower limit would not try it in parts, and have no plan."""
+    step = record(Layers(), lambda model: train(model, mock.Mock(), 1))
+    (problem,) = step.problems
+    found = find_least_limit(step, {}, 1e6).limit_bytes
+    assert fitted(problem, 0).parts
+    assert found == forecast(problem.profile, 0).enough_bytes
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from chainer_hybridmem.planning.records.profile import (
     Storage,
 )
 from chainer_hybridmem.planning.search.candidates import least_memory
-from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.planning.simulation import Problem, make_problem
+from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.planning.simulation.in_core import in_core_peak_bytes
 
 _SPARE = 64  # of the in-core peak, one part
@@ -93,6 +94,22 @@ def _enough(profile: Profile) -> int:
     """See [what is promised]; optimizer states stay, as they may have to."""
     problem = make_problem(_with_first_held(profile), splitting=False)
     return least_memory(problem)[0]
+
+
+def need_in_parts(problem: Problem) -> int:
+    """At this limit it runs, with functions in parts that do not fit as a whole.
+
+    Only those: a session knows parts of a function whose iteration without a plan had
+    to run it so. Others count as a whole, also where a plan needs more than that.
+    """
+    spare_bytes = with_spare(0, in_core_peak_bytes(problem.profile))
+    limit_bytes = 0
+    while True:
+        profile = fitted(problem, limit_bytes + spare_bytes).profile
+        enough_bytes = _enough(repeated(profile))
+        if enough_bytes <= limit_bytes:
+            return enough_bytes
+        limit_bytes = enough_bytes
 
 
 def repeated(profile: Profile) -> Profile:
