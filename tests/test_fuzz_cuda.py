@@ -38,7 +38,8 @@ def on_cuda(monkeypatch):
 # with a function before it that cannot run again; a replay of what the program had
 # written counted more than the copy; there was no room for a fingerprint; a digest was
 # compared after its words had been used again; a sum of gradients lay elsewhere than in
-# the gradient whose place it had; one array of a list left for the next.
+# the gradient whose place it had; one array of a list left for the next; a replay in
+# one kernel was tried before the first update, when ways to round give the same bits.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

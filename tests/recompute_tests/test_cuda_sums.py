@@ -143,5 +143,24 @@ def test_a_trial_finds_how_cudnn_rounds(data):
     assert (('BatchNormalization', 'Add', 'ReLU'), 1) in covered
 
 
+@needs_emulated_cudnn
+@pytest.mark.parametrize(
+    ('gamma', 'beta', 'ways'), [(1, 0, 0), (1, 2, 0), (2, 0, 0), (2, 2, FORMULAS)]
+)
+def test_no_way_to_round_is_tried_with_parameters_that_tell_none_apart(
+    gamma, beta, ways
+):
+    """As before the first update: the wrong one may give the same bits then."""
+    x = variable(np.float32, 0)
+    parameters = [
+        chainer.Variable(x.xp.full(7, value, np.float32)) for value in (gamma, beta)
+    ]
+    with chainer.using_config('use_cudnn', 'always'):
+        y = F.batch_normalization(x, *parameters)
+        functions = (y.creator_node,)
+        found = fused_replays.list_formulas(functions, graph.node_array)
+    assert len(found) == ways
+
+
 def test_every_formula_has_a_number():
     assert len(cuda_sums.FORMULAS) == FORMULAS

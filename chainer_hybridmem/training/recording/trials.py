@@ -158,7 +158,7 @@ def try_fused(
         no memory for the trial.
     """
     result = None
-    for formula in fused_replays.list_formulas(functions):
+    for formula in fused_replays.list_formulas(functions, fetch):
         result = _try_formula(functions, fetch, formula, device, walker)
         if result is None or result.exact:
             break
