@@ -319,7 +319,7 @@ SUMMARIES = (
             'Planners on a CPU, measured beside predicted',
             '`hybrid` against `pooch`, measured in turns',
             'The operating system as the judge',
-            'A session when everything fits',
+            'What an iteration of a session costs',
         ),
     ),
     Summary(
