@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from support import networks
 from support.marks import needs_emulated_cudnn
@@ -15,7 +17,9 @@ import numpy as np
 
 from chainer_hybridmem.planning.records.profile import FORMULAS
 from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.devices.cuda.device import CudaDevice
 from chainer_hybridmem.training.recompute import cuda_sums, fused_replays
+from chainer_hybridmem.training.recording import trials
 
 pytestmark = pytest.mark.gpu
 ITERATIONS = 8
@@ -160,6 +164,20 @@ def test_no_way_to_round_is_tried_with_parameters_that_tell_none_apart(
         functions = (y.creator_node,)
         found = fused_replays.list_formulas(functions, graph.node_array)
     assert len(found) == ways
+
+
+@needs_emulated_cudnn
+def test_what_cudnn_has_normalised_is_not_tried_without_its_parameters():
+    """They may have left by the time of a function after it."""
+
+    def fetch(node):
+        raise fused_replays.NoFusedReplayError('an input has left')
+
+    x = variable(np.float32, 0)
+    with chainer.using_config('use_cudnn', 'always'):
+        functions = (normalise(x).creator_node,)
+        with contextlib.closing(CudaDevice(1 << 30)) as device:
+            assert trials.try_fused(functions, fetch, device, None) is None
 
 
 def test_every_formula_has_a_number():

@@ -121,6 +121,9 @@ def list_formulas(functions: Sequence[Any], fetch: Fetch) -> range:
     The first one is that of Chainer's own code. Of those for cuDNN there are none as
     long as a gamma is all ones or a beta all zeros, as before the first update: with
     these the wrong one may give the same bits, and others later.
+
+    Raises:
+        NoFusedReplayError: If a gamma or a beta is not at hand.
     """
     normalised = [
         function

@@ -158,7 +158,12 @@ def try_fused(
         no memory for the trial.
     """
     result = None
-    for formula in fused_replays.list_formulas(functions, fetch):
+    try:
+        with device.memory.attempt():
+            formulas = fused_replays.list_formulas(functions, fetch)
+    except (fused_replays.NoFusedReplayError, MemoryError):
+        return None
+    for formula in formulas:
         result = _try_formula(functions, fetch, formula, device, walker)
         if result is None or result.exact:
             break
