@@ -311,16 +311,14 @@ class InferenceRecorder(chainer.FunctionHook):
         """Operations that read each storage; see Note: [by hand]."""
         storages = profile.storages
         uses = [set(storage.forward_uses) for storage in storages]
-        gaps = [
-            (0, range(self._hooks.calls[0].first_event))
-        ]  # before the first function
-        for k, ran in enumerate(self._ran):
-            gaps.append((k, range(ran, profile.span_of(k)[1])))
-        for k, gap in gaps:
-            for position in gap:
+        gaps = [(0, 0, self._hooks.calls[0].first_event)]  # before the first function
+        gaps += [(k, ran, profile.span_of(k)[1]) for k, ran in enumerate(self._ran)]
+        for k, start, end in gaps:
+            for position in range(start, end):
                 event = profile.events[position]
-                if event > 0 and storages[event - 1].nbytes > _EMPTY_BYTES:
-                    for s in storages:
-                        if s.allocated_at < position and not -1 < s.freed_at < position:
-                            uses[s.id].add(k)
+                if event < 0 or storages[event - 1].nbytes <= _EMPTY_BYTES:
+                    continue
+                for s in storages:
+                    if s.allocated_at < position and not -1 < s.freed_at < position:
+                        uses[s.id].add(k)
         return uses

@@ -6,8 +6,8 @@ Note: [limits that are found]
     more than plain Chainer, over the step, the session's own work included. Where there
     is none, nothing is limited: plain Chainer is faster than any session. It needs
     iterations that come again, to record them; a limit below what iterations without a
-    plan need is never taken, for the next ones have none. It has what [limits that are
-    named] have to spare, and is raised where that is not enough.
+    plan need is never taken, for the next ones have none. It has what
+    [limits that are named] have to spare, and is raised where that is not enough.
 """
 
 from __future__ import annotations

@@ -329,12 +329,16 @@ class Ledger:
         """Whether none that is noted is in a graph any more."""
         return all(one() is None for _, _, one in self.noted)
 
-    def find_noted(self, function: Any) -> LiveFunction | None:
-        """A function that the iteration under way has noted, known from now on.
+    def find(self, function: Any) -> LiveFunction | None:
+        """What is known of a function, also if the iteration under way has noted it.
 
         Returns:
-            LiveFunction or None: Its maps are not known; None if it is of no operation.
+            LiveFunction or None: Of one that was noted, which is known from now on but
+            for its maps; None if it is of no operation.
         """
+        known = self.functions.find(function)
+        if known is not None:
+            return known
         k = self.forwards.get(id(function), -1)
         if k < 0 or self.origin is None:
             return None

@@ -293,7 +293,7 @@ class Recipes:
         """How a function runs again exactly, if it can."""
         known = self._maps.functions.find(function)
         if known is None or known.recipe is None:
-            known = self._recall(function, known)
+            known = self._recall(function)
         if known is None or known.pristine is None:  # no plan was followed then
             return None
         return known.recipe if known.recipe is not None and known.recipe.exact else None
@@ -302,10 +302,9 @@ class Recipes:
         """That of the iteration that has run a function, if it is known."""
         return None if known.origin is None else self._beginnings.get(known.origin)
 
-    def _recall(self, function: Any, known: LiveFunction | None) -> LiveFunction | None:
+    def _recall(self, function: Any) -> LiveFunction | None:
         """Finds the recipe of a function that no replay was to run; [once more]."""
-        if known is None:
-            known = self._maps.ledger.find_noted(function)
+        known = self._maps.ledger.find(function)
         if known is None:
             return None
         beginning = self._find_beginning(known)
@@ -337,12 +336,11 @@ class Recipes:
     ) -> list[Any]:
         """Functions of an iteration that a function is made of, by their numbers."""
         found: dict[int, Any] = {}
-        functions, ledger = self._maps.functions, self._maps.ledger
         waiting = [function] if operations else []
         for one in waiting:  # grows
             for node in one.inputs or ():
                 maker = node.creator_node
-                known = functions.find(maker) or ledger.find_noted(maker)
+                known = self._maps.ledger.find(maker)
                 if known is None or known.origin is not origin:
                     continue
                 if known.operation in operations and known.operation not in found:

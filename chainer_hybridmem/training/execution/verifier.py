@@ -26,7 +26,6 @@ from chainer_hybridmem.errors import OptionError, VerificationError
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.planning.records.profile import Profile, SlotKind
 from chainer_hybridmem.training.chainer_access import graph, owners
-from chainer_hybridmem.training.devices.protocol import Device
 from chainer_hybridmem.training.execution.graph_slots import Prints
 from chainer_hybridmem.training.execution.live_map import LiveMap, State
 from chainer_hybridmem.training.execution.mover import Observer
@@ -249,18 +248,13 @@ class Verification:
     """Verifies the first guided iterations of a session.
 
     Args:
-        device (Device): Where feature maps are.
         model (Link): What is trained.
         wanted_iterations: So many.
         followed (callable): Tells what is followed.
     """
 
     def __init__(
-        self,
-        device: Device,
-        model: Any,
-        wanted_iterations: int,
-        followed: Callable[[], Followed],
+        self, model: Any, wanted_iterations: int, followed: Callable[[], Followed]
     ) -> None:
         self._make = lambda: Verifier(model, followed)
         self._wanted_iterations = wanted_iterations

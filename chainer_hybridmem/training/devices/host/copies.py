@@ -51,18 +51,17 @@ class HostCompletion(Completion):
 
     Attributes:
         spoilt (bool): The space in the store does not have the contents (yet).
-        finished (bool): The copy has finished or failed.
         error (Exception or None): Why it failed.
         began (float): When the copy began, on the clock of ``perf_counter``.
         ended (float): When it ended.
     """
 
-    __slots__ = '_runs', '_thread', 'began', 'ended', 'error', 'finished', 'spoilt'
+    __slots__ = '_finished', '_runs', '_thread', 'began', 'ended', 'error', 'spoilt'
 
     def __init__(self, thread: Worker | None, outward: bool) -> None:
         self._thread = thread
         self.spoilt = outward
-        self.finished = False
+        self._finished = False
         # An event would be four objects, for each copy of a small map, too.
         self._runs = None if thread is None else threading.Lock()
         if self._runs is not None:
@@ -71,11 +70,11 @@ class HostCompletion(Completion):
         self.began = self.ended = 0.0
 
     def done(self) -> bool:
-        return self.finished
+        return self._finished
 
     def end(self) -> None:
         """The copy has finished or failed."""
-        self.finished = True
+        self._finished = True
         if self._runs is not None:
             self._runs.release()
 
@@ -91,10 +90,10 @@ class HostCompletion(Completion):
         thread, runs = self._thread, self._runs
         if thread is None or runs is None:  # it was made at once
             return
-        while thread.runs and not self.finished:
+        while thread.runs and not self._finished:
             if runs.acquire(timeout=_ALIVE_SECONDS):
                 runs.release()  # for others who wait
-        if not self.finished:
+        if not self._finished:
             raise SwapStoreError(
                 f'the thread {thread.name} has died before a copy of a feature '
                 f'map had finished; run the iteration again.'

@@ -230,7 +230,7 @@ def open_runtime(
     whole = find_planner(options.planner).whole  # nothing runs in parts then
     splitter = Splitter(device, False if whole else options.splitting, tell)
     verified = options.verified_iterations
-    verification = Verification(device, model, verified, followed)
+    verification = Verification(model, verified, followed)
     instruments = Instruments(device, executor, verification)
     rules = SessionRules(options.checked_rules, model)
     ranks = open_ranks(options.communicator, tell)
