@@ -229,7 +229,10 @@ class Regime(chainer.FunctionHook):
             self._try(last, function)
         for live in self._executor.maps.find(function):
             self._actions.setdefault(live.allocation, self._draw(live))
-            self._leave(live, self._position)
+            # What a caller holds is not dropped: arguments are let go of one later.
+            dropped = self._actions[live.allocation] == 'recompute'
+            held = dropped and not live.is_alone()
+            self._leave(live, self._position + held)
 
     def _evict_passive(self, function: Any) -> None:
         """What no plan knows leaves as it does when memory is short."""

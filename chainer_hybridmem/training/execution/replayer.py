@@ -134,7 +134,9 @@ class Recipes:
         """
         table = self._table
         tables = [*others] if table is None else [table, *others]
-        self._replayed_by_any = set().union(*(one.replayed for one in tables))
+        replayed = [one.replayed for one in tables]
+        alone = len(replayed) == 1  # as most: nothing is copied
+        self._replayed_by_any = replayed[0] if alone else set().union(*replayed)
         self._running = {}
         self._follow()
         if table is not None:
