@@ -11,7 +11,8 @@ from chainer_hybridmem.training.devices.host.copies import CopyThread
 from chainer_hybridmem.training.devices.host.counter import Counter
 from chainer_hybridmem.training.devices.host.memory import HostMemory
 from chainer_hybridmem.training.devices.swap_store.store import TieredStore
-from chainer_hybridmem.training.execution.live_map import LiveMap
+from chainer_hybridmem.training.execution.live_map import HostSide, LiveMap
+from chainer_hybridmem.training.splitting import splitter
 
 # isort: split
 import chainer
@@ -22,7 +23,9 @@ from .fuzz.cases import draw
 from .fuzz.checking import Result, check
 from .fuzz.training import READS
 
-CASE = 180  # its plan swaps 22 maps and recomputes one
+CASE = 260  # its plan swaps 4 maps and recomputes 8
+OVERWRITING = 1890  # backward, which writes over what functions keep, runs twice
+SHARING = 1008  # its gradients are views of one array, and some sums have no room
 
 
 def outcome() -> Result:
@@ -47,6 +50,22 @@ def test_backward_reads_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveMap, 'finish_swap_in', flipped)
     result = outcome()
     assert result.outcome == 'different' and READS in result.detail
+
+
+def test_a_host_copy_is_used_that_backward_has_written_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert check(draw(OVERWRITING)).outcome == 'same'
+    monkeypatch.setattr(HostSide, 'differs_from', lambda self, root: False)
+    assert check(draw(OVERWRITING)).outcome == 'different'
+
+
+def test_a_sum_of_gradients_takes_the_place_of_what_others_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert check(draw(SHARING)).outcome == 'same'
+    monkeypatch.setattr(splitter, '_alone', lambda gradients, index: True)
+    assert check(draw(SHARING)).outcome == 'different'
 
 
 def test_the_limit_is_not_kept_and_the_package_does_not_see_it(

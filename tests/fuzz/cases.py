@@ -222,6 +222,7 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'copies': rng.choice(('threads', 0.0, 0.0, 0.3, 0.3, 0.7, 1.0)),
         'clock': rng.randrange(1 << 30),
         'rules': _rules(rng),
+        'sums': rng.choice(SHARES),
     }
 
 

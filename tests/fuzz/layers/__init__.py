@@ -32,6 +32,7 @@ THEMES = (
     'graphs',
     'effects',
     'static',
+    'backwards',
 )
 
 for theme in THEMES:
