@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import types
 
 import numpy as np
 import pytest
@@ -167,3 +168,29 @@ def test_what_a_plan_has_dropped_is_made_again_after_another_one_is_followed(pla
     )
     networks.assert_same(expected, result)
     assert session.statistics()['guided_iterations'] > 10
+
+
+class Ordered(chainer.Chain):
+    """A function reads an array that the program gives it, and no forward makes."""
+
+    def __init__(self):
+        super().__init__(dense=chainer.links.Linear(64, 64))
+
+    def forward(self, x):
+        order = np.arange(len(x))[::-1].copy()
+        return F.sum(F.sin(F.permutate(F.tanh(self.dense(x)), order)))
+
+    @staticmethod
+    def batch(data):
+        return (data.rand(1000, 64).astype('f'),)
+
+
+@pytest.mark.parametrize('use', USES, ids=lambda use: use.__name__)
+def test_what_the_program_has_given_to_a_function_is_there(use):
+    network = types.SimpleNamespace(make=Ordered, batch=Ordered.batch)
+    plain = Training(network, use)
+    expected = [plain.step(i) for i in range(ITERATIONS)]
+    training = Training(network, use)
+    limit = {'memory_limit': 1_300_000, 'link_bandwidth': '1GB/s'}
+    with chainer_hybridmem.optimize(training.model, planner='swap-opt', **limit):
+        assert [training.step(i) for i in range(ITERATIONS)] == expected

@@ -330,8 +330,24 @@ class Recipes:
         if known.pristine is None:
             known.keep_pristine(graph.pristine_again(function, self._is_made))
         know = self._maps.functions.know
+        recipe = self._with_given(function, recipe)
         known.follow(recipe, [know(one) for one in covered])
         return known
+
+    def _with_given(self, function: Any, recipe: Recipe) -> Recipe:
+        """A recipe that reads what the program has given to a function that has run."""
+        keys = [key for key, _ in graph.attribute_arrays(function, self._is_made)]
+        keys += [
+            str(reference.slot.key)
+            for live in self._maps.find(function)
+            for reference in live.slots
+            if reference.slot.kind is SlotKind.ATTRIBUTE
+            and reference.function is function
+        ]
+        made = [s.key for s in recipe.sources if s.kind is SlotKind.ATTRIBUTE]
+        given = set(keys).difference(made, recipe.attributes)
+        attributes = (*recipe.attributes, *sorted(given))
+        return dataclasses.replace(recipe, attributes=attributes)
 
     def _find_before(
         self, function: Any, origin: Any, operations: Sequence[int]
