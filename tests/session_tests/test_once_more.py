@@ -194,3 +194,64 @@ def test_what_the_program_has_given_to_a_function_is_there(use):
     limit = {'memory_limit': 1_300_000, 'link_bandwidth': '1GB/s'}
     with chainer_hybridmem.optimize(training.model, planner='swap-opt', **limit):
         assert [training.step(i) for i in range(ITERATIONS)] == expected
+
+
+@chainer_hybridmem.recomputable
+class Overwriting(chainer.Function):
+    """Its backward writes over what forward has kept."""
+
+    def forward(self, inputs):
+        self.retain_inputs(())
+        self.slope = inputs[0] * 0 + np.float32(0.5)
+        return (inputs[0] * self.slope,)
+
+    def backward(self, inputs, grads):
+        self.slope *= np.float32(0.5)
+        return (grads[0] * self.slope,)
+
+
+@chainer_hybridmem.recomputable
+class OverwritingList(Overwriting):
+    """It keeps a list."""
+
+    def forward(self, inputs):
+        self.retain_inputs(())
+        self.kept = [inputs[0] * 0, inputs[0] * 0 + np.float32(0.25)]
+        return (inputs[0] * np.float32(0.25),)
+
+    def backward(self, inputs, grads):
+        self.kept[1] += grads[0]
+        return (grads[0] * (self.kept[0] + self.kept[1]),)
+
+
+class Overwritten(Ordered):
+    kind = Overwriting
+
+    def forward(self, x):
+        return F.sum(F.sin(self.kind()(F.tanh(self.dense(x)))))
+
+
+class OverwrittenList(Overwritten):
+    kind = OverwritingList
+
+
+@pytest.mark.parametrize(
+    ('network', 'kept'),
+    [
+        (Ordered, set()),
+        (Overwritten, {'slope'}),
+        (OverwrittenList, {'kept.0', 'kept.1'}),
+    ],
+)
+def test_a_replay_does_not_make_what_backward_has_written_over(network, kept):
+    """It begins with that, as with the mask of a dropout."""
+    training = Training(types.SimpleNamespace(make=network, batch=Ordered.batch), twice)
+    with chainer_hybridmem.optimize(training.model, '1GB', planner='in-core') as opened:
+        while opened.profile is None:
+            training.step(0)
+    recipes = opened.profile.recipes
+    assert set().union(*(recipe.attributes for recipe in recipes)) == kept
+    for recipe in recipes:
+        slots = zip(recipe.products, recipe.sources, strict=True)
+        read = {slot.key for storage, slot in slots if storage in recipe.inputs}
+        assert read == set(recipe.attributes)

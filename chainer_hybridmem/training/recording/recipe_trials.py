@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,6 +48,8 @@ class RecipeTrials:
         self._walker: Any = Walker(device, timed)
         # A function, what it has read, and what is noted of a change.
         self._readings: list[tuple[Step, Reading, int]] = []
+        # Before a backward: what its function keeps, by attribute.
+        self._kept: list[tuple[Step, Reading, str]] = []
         self._pristine: Any = None  # the function that runs, as it was before
         self._inputs: list[Reading] = []  # what it reads, until it is complete
         self._given: list[Reading] = []  # attributes from which it starts
@@ -120,10 +123,28 @@ class RecipeTrials:
                 step.written.add(noted)
         self._readings.clear()
 
+    def watch_kept(self, step: Step, kept: Iterable[tuple[str, Array]]) -> None:
+        """The backward of a forward operation begins; it may write over what it has."""
+        self._kept += [(step, Reading(self._device, array), n) for n, array in kept]
+
+    def end_backward(self) -> None:
+        """A replay does not make what backward has written over, but begins with it."""
+        changed = [kept for kept in self._kept if kept[1].changed()]
+        written = {(id(step), _base(name)) for step, _, name in changed}
+        for step, _, name in self._kept:
+            result = step.whole
+            if result is None or (id(step), _base(name)) not in written:
+                continue
+            if name not in result.attributes:
+                attributes = (*result.attributes, name)
+                step.whole = dataclasses.replace(result, attributes=attributes)
+        self._kept.clear()
+
     def close(self) -> None:
         """Frees what trials need."""
         self._held = self._walker = None
         self._readings.clear()
+        self._kept.clear()
         self._drop_copies()
 
     def _drop_copies(self) -> None:
@@ -212,6 +233,11 @@ class RecipeTrials:
         needed = {node for _, nodes in alive for node in nodes}
         for node in [node for node in self._spare if node not in needed]:
             del self._spare[node]
+
+
+def _base(name: str) -> str:
+    """The attribute with an array, which may be a list."""
+    return name.partition('.')[0]
 
 
 # -- what functions have read -------------------------------------------------

@@ -175,6 +175,9 @@ class Recorder(Hooks):
         self._steps.append(Step(label, Phase.BACKWARD, forward, reads=reads))
         for allocation in reads:
             self._allocations.add_use(allocation, k)
+        if self._trials is not None and forward >= 0:
+            kept = graph.attribute_arrays(function, self.device.arrays.owns)
+            self._trials.watch_kept(self._steps[forward], kept)
 
     def start_after_backward(self, exchanged_bytes: int | None) -> None:
         """See :class:`.Hooks`."""
@@ -243,6 +246,7 @@ class Recorder(Hooks):
         """
         graph_end = self._graph_life.finish()
         if self._trials is not None:
+            self._trials.end_backward()
             self._trials.close()
         maps = self._maps
         if self._steps[-1].phase is not Phase.UPDATE:

@@ -117,7 +117,9 @@ def replay(
     for key, array in attribute_arrays(clone, device.arrays.owns):
         put_attribute(owner, key, array.copy())
     for key in attributes:
-        put_attribute(owner, key, read_attribute(target(live), key))
+        name, _, index = key.partition('.')
+        if not index or name in vars(owner):  # else forward makes the list
+            put_attribute(owner, key, read_attribute(target(live), key))
     with (
         use_settings(settings),
         chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
