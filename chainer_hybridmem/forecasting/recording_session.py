@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chainer_hybridmem import timing
-from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.errors import InfeasibleError, OptionError, SessionError
 from chainer_hybridmem.forecasting.estimation import (
     Kind,
     SamplePair,
     match_kinds,
     same_sizes,
 )
+from chainer_hybridmem.planning.planners import DEFAULT, make_plan
 from chainer_hybridmem.planning.simulation import Problem
 from chainer_hybridmem.training.chainer_access.models import Model, one_model
 from chainer_hybridmem.training.chainer_access.snapshots import kept
@@ -94,8 +95,15 @@ class RecordingSession(SteppingSession):
         return self.detail.timed and guided and not guide.timed
 
     def observe_problem(self, problem: Problem) -> None:
-        """See :class:`Session`."""
+        """See :class:`Session`; rules or the host may not let everything be swapped."""
         self.problem = problem
+        options = self._runtime.options
+        try:
+            make_plan(problem, options.limit_bytes, PLANNER)
+        except (InfeasibleError, OptionError):
+            options.plan_with(DEFAULT, {'steps': 0})
+        else:
+            options.plan_with(PLANNER, {})
 
     def find_untimed(self) -> list[Problem | None]:
         """The last problem alone, if its times do not count."""

@@ -27,8 +27,9 @@ from chainer_hybridmem.planning.planners import (
     options_of,
 )
 from chainer_hybridmem.planning.records import library
-from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.planning.simulation import Problem, make_problem
 from chainer_hybridmem.running.step_recorder import RecordedProgram, StepRecorder
+from chainer_hybridmem.training.devices import host_limit_bytes
 from chainer_hybridmem.training.session.guides.forecast import need_in_parts, with_spare
 from chainer_hybridmem.training.session.setting.options import RECORDED_WITH
 from chainer_hybridmem.training.session.setting.planning_time import outside_limit
@@ -224,6 +225,9 @@ def find_least_limit(
         own.setdefault('tolerance', TOLERANCE)
     check_options(planner, own)
     told = {name: options[name] for name in OF_PROBLEMS if name in options}
+    told['host_limit_bytes'] = host_limit_bytes(
+        options.get('host_limit'), options.get('swap_dir')
+    )
     pairs = [(make_problem(kind.profile, **told), kind) for kind in recorded.kinds]
     if plain_seconds is None:
         plain_seconds = sum(
@@ -247,7 +251,10 @@ def find_least_limit(
     if still > (1 + most_cost) * plain_seconds:  # whatever is planned
         return LeastLimit(None, still / plain_seconds)
     most = recorded.find_peak()
-    needs = (need_in_parts(problem) + kind.older_bytes for problem, kind in pairs)
+    needs = (
+        need_in_parts(problem) + _roomless_bytes(problem) + kind.older_bytes
+        for problem, kind in pairs
+    )
     least = min(most, max(needs))
     if is_cheap(least):
         return LeastLimit(least, ratios[least])
@@ -260,3 +267,11 @@ def find_least_limit(
     if most in ratios:
         return LeastLimit(most, ratios[most])
     return LeastLimit(None, min(ratios.values(), default=still / plain_seconds))
+
+
+def _roomless_bytes(problem: Problem) -> int:
+    """What stays although everything may be swapped: the host has no room for it."""
+    if problem.profile.disk_link is not None:
+        return 0
+    swapped_bytes = sum(storage.nbytes for storage in problem.maps)
+    return max(0, swapped_bytes - problem.arrays.host_limit)

@@ -26,6 +26,7 @@ from chainer_hybridmem.forecasting.recording_session import (
     RecordingSession,
     recording_options,
 )
+from chainer_hybridmem.planning.records.plan import Tier
 from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.running import limit_finder
 from chainer_hybridmem.running.follower import Follower
@@ -511,6 +512,29 @@ def test_auto_counts_on_none_that_fits_as_a_whole():
     found = find_least_limit(step, {}, 1e6).limit_bytes
     assert fitted(problem, 0).parts
     assert found == forecast(problem.profile, 0).enough_bytes
+
+
+def test_auto_counts_on_no_more_host_memory_than_there_is():
+    step = record(Layers(), lambda model: train(model, mock.Mock(), 1))
+    (problem,) = step.problems
+    most_bytes = sum(storage.nbytes for storage in problem.maps) // 4
+    options = {'host_limit': most_bytes, 'rules': {'*': 'no recompute'}}
+    found = find_least_limit(step, options, 9.0).limit_bytes
+    assert found > find_least_limit(step, {}, 9.0).limit_bytes
+    plan = hybridmem.make_plan(problem, found, **options)
+    assert 0 < plan.tier_bytes(problem.profile, Tier.RAM) <= most_bytes
+
+
+@pytest.mark.parametrize(
+    'options', [{'host_limit': '1MB'}, {'rules': {'*': 'recompute'}}]
+)
+def test_what_records_obeys_where_not_everything_may_be_swapped(options, generous):
+    expected = one_model(40)
+    follower = Follower('auto', options)
+    assert one_model(40) == expected
+    follower.__exit__()
+    (figures,) = follower._figures
+    assert figures['guided_iterations'] and not figures['fits']
 
 
 @pytest.mark.parametrize(
