@@ -12,11 +12,12 @@ import chainer_hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError
 
 PLENTY = 10**9
+KEPT = {22, 31}  # another recording is known when the limit is named
 
 
 @pytest.mark.filterwarnings('ignore::UserWarning')
 @pytest.mark.parametrize(
-    'seed', range(several(len(drawn_programs.SHAPES), all_of_them=60))
+    'seed', sorted(KEPT | {*range(several(len(drawn_programs.SHAPES), all_of_them=60))})
 )
 def test_the_next_run_trains(seed):
     program = drawn_programs.Program(seed)

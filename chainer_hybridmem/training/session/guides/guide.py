@@ -409,6 +409,18 @@ class Guide:
         return self.stage is Stage.PROFILING and not self.recordings
 
     # -- profiles -------------------------------------------------------------
+    def count_foreign(self, held_bytes: int) -> int:
+        """What the program holds beyond what its newest recording knows.
+
+        Args:
+            held_bytes: When an iteration begins, beside feature maps.
+        """
+        if self.problem is not None:
+            return max(0, held_bytes - self.problem.profile.initial_bytes)
+        if self.forecast is not None:
+            return max(0, held_bytes - self.forecast.initial_bytes)
+        return 0
+
     def learn(self, profile: Profile, disturbed: bool = False) -> None:
         """Takes in the recording of one of its iterations, the draft first.
 

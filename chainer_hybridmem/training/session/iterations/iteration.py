@@ -72,8 +72,7 @@ class Iteration:
         backward_seen (bool): Whether one has begun.
         short (bool): Whether an allocation has not fitted at once.
         wary (bool): Whether what a function reads may be away.
-        foreign_bytes (int): What the program held when it began beyond what it held
-            when its guide was recorded.
+        held_bytes (int): What the program held when it began, beside feature maps.
         plain_bytes (int): What plain Chainer would have held when it began.
         older_bytes (int): Of these, maps of older graphs that were away.
         dead_bytes (int): Of these, maps of older graphs that have died before backward.
@@ -103,7 +102,7 @@ class Iteration:
         'evaluates',
         'fingerprint',
         'following',
-        'foreign_bytes',
+        'held_bytes',
         'knows',
         'labels',
         'last',
@@ -129,7 +128,7 @@ class Iteration:
         self.depth = 0
         self.backward_seen = False
         self.short = self.wary = False
-        self.foreign_bytes = 0
+        self.held_bytes = 0
         self.plain_bytes = self.older_bytes = self.dead_bytes = 0
         self._older: list[tuple[int, weakref.ref[LiveMap]]] = []
         self.older_waits = False

@@ -145,7 +145,7 @@ class Learning:
             self._executor.counters,
             None if guide is None else guide.plan,
             guided,
-            iteration.foreign_bytes,
+            0 if guide is None else guide.count_foreign(iteration.held_bytes),
             self._splitter,
             self._instruments.finish_verifying(guided),
             iteration.evaluates,
@@ -264,8 +264,9 @@ class Learning:
         evicted = self._executor.counters.planned_evictions > 0
         waits = wants_arena and self._device.offsets.needed and not settled
         if not waits and guide.foreign.end_iteration(evicted):
-            held_bytes, older_waits = iteration.foreign_bytes, iteration.older_waits
-            outside_limit(planning.make_room, guide, held_bytes, older_waits)
+            foreign_bytes = guide.count_foreign(iteration.held_bytes)
+            older_waits = iteration.older_waits
+            outside_limit(planning.make_room, guide, foreign_bytes, older_waits)
         planning.node.close_iteration(guide)
 
     def _note_log(self, guide: Guide, log: AllocationLog | None) -> None:

@@ -468,8 +468,9 @@ class Loop(chainer.FunctionHook):
             self._splitter.begin(None)
         else:
             self._follow(guide, self._guidebook.find_others(guide, key))
-            iteration.foreign_bytes = self._count_foreign(guide)
-        iteration.older_waits = self._executor.maps.have_pending_backward
+        maps = self._executor.maps
+        iteration.held_bytes = self._device.memory.used_bytes - maps.resident_bytes
+        iteration.older_waits = maps.have_pending_backward
         self._device.memory.forget_failure()
         self._observation.begin(iteration.following, key)
         if self._instruments.recorder is not None:
@@ -489,17 +490,6 @@ class Loop(chainer.FunctionHook):
             guide.habits.outliving,
         )
         self._splitter.begin(guide.ways)
-
-    def _count_foreign(self, guide: Guide) -> int:
-        """What the program holds beyond what it held in the guide's recording."""
-        if guide.problem is not None:
-            initial_bytes = guide.problem.profile.initial_bytes
-        elif guide.forecast is not None:
-            initial_bytes = guide.forecast.initial_bytes
-        else:
-            return 0
-        held_bytes = self._device.memory.used_bytes - self._executor.maps.resident_bytes
-        return max(0, held_bytes - initial_bytes)
 
     # -- another guide ---------------------------------------------------------
     def _redirect(self, iteration: Iteration, k: int) -> None:

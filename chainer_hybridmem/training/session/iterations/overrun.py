@@ -143,9 +143,9 @@ class Overrun:
         self._updates: dict[int, int] = {}  # of each parameter, when it was refused
         self._kinds: collections.Counter[tuple[int, int]] = collections.Counter()
         self._guides: dict[tuple[int, int], Guide | None] = {}  # by kind
-        self._foreign_bytes: collections.Counter[tuple[int, int]] = (
+        self._held_bytes: collections.Counter[tuple[int, int]] = (
             collections.Counter()
-        )  # that the program holds beyond what their recordings know, at most
+        )  # by the program when they begin, beside feature maps, at most
         self._concluded = False
         self.told = ''
         self.raise_limit: Callable[[Needs], bool] | None = None
@@ -205,8 +205,8 @@ class Overrun:
         kind = iteration.find_fingerprint(), iteration.position
         self._kinds[kind] += 1
         self._guides[kind] = iteration.following.guide
-        foreign_bytes = max(self._foreign_bytes[kind], iteration.foreign_bytes)
-        self._foreign_bytes[kind] = foreign_bytes
+        held_bytes = max(self._held_bytes[kind], iteration.held_bytes)
+        self._held_bytes[kind] = held_bytes
         self.needs = outside_limit(self._find_needs)
 
     @property
@@ -271,7 +271,7 @@ class Overrun:
         if not whole:
             seen += max(0, self._arrays.kept_bytes - self._model_bytes)
         found = [
-            _find_plan_needs(guide, self._foreign_bytes[kind])
+            _find_plan_needs(guide, self._held_bytes[kind])
             for kind, guide in self._guides.items()
         ]
         known = [needs for needs in found if needs is not None]
@@ -300,15 +300,16 @@ class Overrun:
         return dataclasses.replace(needs, enough_bytes=enough)
 
 
-def _find_plan_needs(guide: Guide | None, foreign_bytes: int) -> Needs | None:
+def _find_plan_needs(guide: Guide | None, held_bytes: int) -> Needs | None:
     """What plans for a guide's iterations need; None if nothing tells that.
 
     Args:
         guide: Of iterations that have been seen.
-        foreign_bytes: What the program holds beyond what its recording knows.
+        held_bytes: By the program when they begin, beside feature maps.
     """
     if guide is None:
         return None
+    foreign_bytes = guide.count_foreign(held_bytes)
     if guide.problem is not None:
         least, _ = least_memory(guide.problem)
         least += max(guide.foreign.nbytes, foreign_bytes)
