@@ -96,7 +96,6 @@ ROOMS = 1.0, 0.75, 0.5, 0.25
 # longer where the limit may not hold without an arena.
 PLAIN_ITERATIONS, LEAST_SECONDS, LEAST_SECONDS_NEEDED = 3, 1.0, 12.0
 LEAST_BUDGET = 1e-3  # seconds, for a plan that has to be made
-PLANNER_SHARE = 0.5  # of the time that is left, for a planner that uses all it gets
 NONE_FITS = 'of the plans that were tried, none has one that fits the limit'
 
 
@@ -279,10 +278,10 @@ class PlanMaker:
 def _timely(
     problem: Problem, planner: str, given: dict[str, Any], deadline: Deadline
 ) -> dict[str, Any]:
-    """The options of a planner, so that it leaves time for an arena."""
+    """The options of a planner, so that it takes no more time than is left."""
     if 'time_budget' not in options_of(planner) or not deadline.is_set:
         return given
-    seconds = max(PLANNER_SHARE * deadline.left_seconds, LEAST_BUDGET)
+    seconds = max(deadline.left_seconds, LEAST_BUDGET)
     if given.get('time_budget') is not None:
         return {**given, 'time_budget': min(seconds, given['time_budget'])}
     if planner != DEFAULT:  # its own default is what it needs
