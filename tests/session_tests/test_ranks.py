@@ -23,6 +23,19 @@ COUNTS = range(COUNT, COUNT + several(1, all_of_them=2))
 # One after the other in the same processes: to start them takes as long as to train.
 # What holds memory comes last.
 WAYS = 'plain,apart,together,slow,after,limit,network,stop,replan,cache,hold-0,hold-all'
+UNREAD = """
+import chainer_hybridmem.training.session.setting.ranks as ranks, chainermn, time
+
+communicator = chainermn.create_communicator('naive')
+mailbox = ranks.mailbox_of(communicator)
+if communicator.rank == 0:
+    mailbox.send([1], 'key', 'value')
+communicator.mpi_comm.Barrier()
+communicator.mpi_comm.allgather('it has come')
+if communicator.rank == 0:
+    time.sleep(1)  # the other one ends first
+    print('through', flush=True)
+"""
 LIMIT_BYTES = parse_bytes(ranks_program.LIMIT, 'limit')
 
 
@@ -103,6 +116,13 @@ def test_all_follow_the_plan_of_the_first(count, found, tmp_path):
         assert f'each process sends {format_bytes(exchanged)}' in one['report']
         assert one['after_backward'] == [['all-reduce', exchanged], ['update', 0]]
         assert not lines_with(one, 'alone')
+
+
+def test_a_message_that_nobody_has_read_ends_no_process(tmp_path):
+    program = tmp_path / 'unread.py'
+    program.write_text(UNREAD, encoding='utf-8')
+    result = run_ranks(program)
+    assert (result.returncode, result.stdout) == (0, 'through\n')
 
 
 @pytest.mark.parametrize('way', ['together', 'slow', 'after', 'stop'])

@@ -24,6 +24,7 @@ Note: [in order]
 
 from __future__ import annotations
 
+import atexit
 import socket
 import sys
 import weakref
@@ -84,6 +85,17 @@ class Mailbox:
         self._sent: list[Any] = []  # requests under way
         self.received: dict[tuple[int, Key], Any] = {}
         self.sessions = 0
+        atexit.register(self._empty)
+
+    def _empty(self) -> None:
+        """Takes in what nobody asks for: MPI does not end with unread messages.
+
+        MPICH ends all processes then, as if they had failed.
+        """
+        from mpi4py import MPI
+
+        if not MPI.Is_finalized() and self._comm != MPI.COMM_NULL:
+            self.collect()
 
     def open_session(self) -> int:
         """Counts a session; returns its number."""
