@@ -255,3 +255,50 @@ def test_a_replay_does_not_make_what_backward_has_written_over(network, kept):
         slots = zip(recipe.products, recipe.sources, strict=True)
         read = {slot.key for storage, slot in slots if storage in recipe.inputs}
         assert read == set(recipe.attributes)
+
+
+@chainer_hybridmem.recomputable
+class OverwritingNode(chainer.FunctionNode):
+    """New style."""
+
+    def forward(self, inputs):
+        self.slope = inputs[0] * 0 + np.float32(0.5)
+        return (inputs[0] * self.slope,)
+
+    def backward(self, indexes, grads):
+        self.slope *= np.float32(0.5)
+        return (grads[0] * self.slope,)
+
+
+@pytest.mark.parametrize(
+    'kind', ['@numpy', pytest.param('@cupy:0', marks=pytest.mark.gpu)]
+)
+def test_what_backward_has_written_over_leaves_as_it_is_then(kind):
+    """Whatever the host can compare, its copy from before is not what comes back."""
+    device = chainer.get_device(kind)
+
+    def train(**options):
+        np.random.seed(0)
+        model = chainer.Chain(dense=chainer.links.Linear(64, 64))
+        model.to_device(device)
+        optimizer = chainer.optimizers.SGD().setup(model)
+        losses = []
+        with networks.session_for(model, options) as session:
+            for i in range(ITERATIONS):
+                h = model.dense(device.send(np.random.rand(200, 64).astype('f')))
+                for _ in range(3):
+                    (h,) = OverwritingNode().apply((F.sigmoid(h),))
+                loss = F.sum(h)
+                model.cleargrads()
+                loss.backward()
+                if i == USUAL:
+                    loss.backward()
+                losses.append(float(loss.array))
+                del h, loss
+                optimizer.update()
+        return networks.outcome(model, losses), session
+
+    expected, _ = train()
+    result, session = train(memory_limit='1GB', planner='swap-all')
+    networks.assert_same(expected, result)
+    assert session.statistics()['swap'] > 3

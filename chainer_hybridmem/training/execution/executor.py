@@ -28,6 +28,7 @@ from chainer_hybridmem.training.execution.live_maps import LiveMaps
 from chainer_hybridmem.training.execution.mover import Counters, Mover, Observers
 from chainer_hybridmem.training.execution.replayer import Asked, Recipes, Restorer
 from chainer_hybridmem.training.execution.table import ActionTable
+from chainer_hybridmem.training.recompute import trust
 
 
 class Executor:
@@ -76,6 +77,7 @@ class Executor:
             self._prefetcher,
             PassiveRules(rules),
         )
+        self._asynchronous = device.clock.asynchronous
         self.awaits_forward = False
         self._busy: Collection[int] | None = None  # operations; None: all
         maps.answer_reads(weakref.WeakMethod(self._restorer.answer_read))
@@ -340,9 +342,12 @@ class Executor:
         if known is None or known.serial < 0:
             self.ledger.end_backward(function)
         else:
+            written = bool(
+                self._asynchronous and maps and trust.may_write_over(function)
+            )
             for live in maps:
                 live.slots.forget_replaced()
-                live.end_read(known.serial)
+                live.end_read(known.serial, written)
             self.evictor.let_go(maps)
         if self._prefetcher.active:
             self._prefetcher.close_window()

@@ -9,7 +9,8 @@ Note: [held arrays]
     that wait]). It is never dropped after that: a replay does not know what has been
     written.
     What has come back is compared with its copy before it leaves again, where the host
-    can read the memory: a backward function may write over its attributes. What no
+    can read the memory: a backward function may write over its attributes. Where the
+    host cannot, it is copied once more if such a function has had it. What no
     backward is expected to read is let go of also where others hold it, Chainer's loop
     for example; if it is asked for after all while they do, it is that very array.
 
@@ -67,12 +68,13 @@ class HostSide:
         copy (HostCopy or None): Space on the host.
         tier (Tier or None): Where the space should lie; None where there is room.
         valid (bool): Whether the host copy has the contents.
+        suspect (bool): A function that may write over them has had them since.
         memory (Root or None): Device memory of the copy under way.
         transfer (Transfer or None): The copy under way.
     """
 
     __slots__ = (
-        '_device', '_nbytes', 'copy', 'memory', 'tier', 'transfer', 'valid',
+        '_device', '_nbytes', 'copy', 'memory', 'suspect', 'tier', 'transfer', 'valid',
     )  # fmt: skip
 
     def __init__(self, device: Device, nbytes: int) -> None:
@@ -80,7 +82,7 @@ class HostSide:
         self._nbytes = nbytes
         self.copy: HostCopy | None = None
         self.tier: Tier | None = None
-        self.valid = False
+        self.valid = self.suspect = False
         self.memory: Root | None = None
         self.transfer: Transfer | None = None
 
@@ -112,16 +114,18 @@ class HostSide:
 
     # -- contents -------------------------------------------------------------
     def differs_from(self, root: Root | None) -> bool:
-        """Whether device memory has other contents, where the host can look at it."""
-        if root is None or self.copy is None or self._device.clock.asynchronous:
+        """Whether device memory has other contents, or may have where none can look."""
+        if root is None or self.copy is None:
             return False
+        if self._device.clock.asynchronous:
+            return self.suspect
         return not self._device.copies.same_contents(self.copy, root)
 
     # -- copies ---------------------------------------------------------------
     def start_copy_out(self, root: Root) -> None:
         """Starts a copy of device memory to the host."""
         self.copy, self.transfer = self._device.copies.swap_out(root, self.copy)
-        self.memory = root
+        self.memory, self.suspect = root, False
 
     def start_copy_in(self, root: Root) -> None:
         """Starts a copy of the contents to device memory."""
@@ -230,8 +234,15 @@ class LiveMap:
         if serial not in self.uses:
             self.uses = (*self.uses, serial)
 
-    def end_read(self, serial: int) -> None:
-        """The backward of a function has read it."""
+    def end_read(self, serial: int, written: bool = False) -> None:
+        """The backward of a function has read it.
+
+        Args:
+            serial: Of the function.
+            written: Whether it may write over its attributes.
+        """
+        if written and self.slots.has_attribute():
+            self.host.suspect = True
         if serial in self.uses:
             self.uses = tuple(use for use in self.uses if use != serial)
 

@@ -99,6 +99,15 @@ def is_trusted(function: Any) -> bool:
     )
 
 
+def may_write_over(function: Any) -> bool:
+    """Whether a backward may write over what its function keeps.
+
+    Old-style ones of Chainer do (``F.hinge``), others of Chainer do not.
+    """
+    own = graph.target(function)
+    return own is not function or not own_code.is_of_chainer(graph.kind_of(own))
+
+
 def describe_untrusted(function: Any) -> str:
     """The name of a function that may not be run again, with code that is in its way.
 
