@@ -123,9 +123,11 @@ class RecipeTrials:
                 step.written.add(noted)
         self._readings.clear()
 
-    def watch_kept(self, step: Step, kept: Iterable[tuple[str, Array]]) -> None:
+    def watch_kept(self, step: Step, function: Any) -> None:
         """The backward of a forward operation begins; it may write over what it has."""
-        self._kept += [(step, Reading(self._device, array), n) for n, array in kept]
+        if step.whole is not None and trust.may_write_over(function):
+            kept = graph.attribute_arrays(function, self._device.arrays.owns)
+            self._kept += [(step, Reading(self._device, array), n) for n, array in kept]
 
     def end_backward(self) -> None:
         """A replay does not make what backward has written over, but begins with it."""
@@ -133,9 +135,9 @@ class RecipeTrials:
         written = {(id(step), _base(name)) for step, _, name in changed}
         for step, _, name in self._kept:
             result = step.whole
-            if result is None or (id(step), _base(name)) not in written:
-                continue
-            if name not in result.attributes:
+            assert result is not None
+            again = (id(step), _base(name)) in written
+            if again and name not in result.attributes:
                 attributes = (*result.attributes, name)
                 step.whole = dataclasses.replace(result, attributes=attributes)
         self._kept.clear()

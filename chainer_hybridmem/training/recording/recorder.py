@@ -176,8 +176,7 @@ class Recorder(Hooks):
         for allocation in reads:
             self._allocations.add_use(allocation, k)
         if self._trials is not None and forward >= 0:
-            kept = graph.attribute_arrays(function, self.device.arrays.owns)
-            self._trials.watch_kept(self._steps[forward], kept)
+            self._trials.watch_kept(self._steps[forward], function)
 
     def start_after_backward(self, exchanged_bytes: int | None) -> None:
         """See :class:`.Hooks`."""
