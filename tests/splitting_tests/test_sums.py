@@ -110,6 +110,19 @@ def test_what_is_broadcast_is_left_alone():
     assert not add_in_place([broadcast(), broadcast()])
 
 
+def test_a_sum_takes_the_place_of_no_gradient_that_cannot_be_written():
+    """Such as that of a sum over an axis of length one: NumPy's views of it."""
+
+    def view():
+        return chainer.Variable(np.broadcast_to(np.ones((3, 1), 'f'), (3, 1)))
+
+    assert not add_in_place([view(), view()])
+    gradients = [view(), chainer.Variable(np.ones((3, 1), 'f'))]
+    written = gradients[1].array.ctypes.data
+    assert add_in_place(gradients)
+    assert gradients[0].array.ctypes.data == written
+
+
 def test_other_shapes_and_numbers_of_gradients_are_left_alone():
     assert not add_in_place([chainer.Variable(dense()) for _ in range(3)])
     assert not add_in_place([chainer.Variable(dense(1)), chainer.Variable(dense(3))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 
 from chainer_hybridmem.planning.records.plan import Action, Plan, Replay, Tier
 from chainer_hybridmem.planning.records.profile import Profile, Recipe, Slot
@@ -88,13 +89,16 @@ def compile_plan(
     swap_outs, releases, drops = _sort_departures(plan)
     recipes = {recipe.operation: recipe for recipe in profile.recipes}
     replays: dict[int, list[Replay]] = collections.defaultdict(list)
-    replayed: set[int] = set()
     for replay in plan.replays:
         replays[replay.before].append(replay)
-        replayed.update((replay.operation, *recipes[replay.operation].covers))
     sources, source_drops = _sort_sources(profile, plan)
-    replayed.update(sources)  # should memory be short, they are made again
     planned = {entry.storage for entry in plan.maps}
+    replayed = {replay.operation for replay in plan.replays}
+    at_hand = planned | {s.id for s in profile.storages if s.freed_at < 0}
+    # Should memory be short, sources are made again, and what they are made of.
+    dropped = _find_dropped(plan)
+    replayed |= _find_makers(recipes, at_hand - dropped, sources)
+    replayed.update(*(recipes[k].covers for k in replayed))
     for_good = {
         entry.storage
         for entry in plan.maps
@@ -104,7 +108,7 @@ def compile_plan(
     copied = {entry.storage for entry in swapped}
     unique: set[int] = set()
     if not limited_host:
-        unique = for_good - copied - _find_remade(profile, planned)
+        unique = for_good - copied - _find_remade(profile, at_hand)
     sizes = [profile.storages[storage].nbytes for storage in unique]
     if (
         sum(map(profile.link.d2h_seconds, sizes))
@@ -147,18 +151,46 @@ def compile_plan(
     )
 
 
-def _find_remade(profile: Profile, planned: set[int]) -> set[int]:
+def _find_remade(profile: Profile, at_hand: set[int]) -> set[int]:
     """Storages that replays make of maps of the plan, and of what nothing frees.
 
     A map of the plan is at hand or is made again itself.
     """
-    at_hand = planned | {s.id for s in profile.storages if s.freed_at < 0}
-    remade: set[int] = set()
+    at_hand, remade = set(at_hand), set[int]()
     for recipe in sorted(profile.recipes, key=lambda recipe: recipe.operation):
         if recipe.exact and at_hand.issuperset(recipe.inputs):
             remade.update(set(recipe.products).difference(recipe.inputs))
             at_hand.update(recipe.products)
     return remade
+
+
+def _find_dropped(plan: Plan) -> set[int]:
+    """Maps of which nothing may be left while replays still read a source."""
+    last = max((source.drop_before for source in plan.sources), default=-1)
+    return {
+        entry.storage
+        for entry in plan.maps
+        if entry.action is not Action.SWAP and 0 <= entry.drop_before < last
+    }
+
+
+def _find_makers(
+    recipes: dict[int, Recipe], at_hand: set[int], operations: Iterable[int]
+) -> set[int]:
+    """Operations, and those that make what they read and what is not at hand."""
+    makers = {
+        storage: recipe.operation
+        for recipe in recipes.values()
+        for storage in set(recipe.products).difference(recipe.inputs)
+    }
+    found: set[int] = set()
+    waiting = list(operations)
+    for operation in waiting:  # grows
+        if operation not in found:
+            found.add(operation)
+            read = set(recipes[operation].inputs).difference(at_hand)
+            waiting += [makers[storage] for storage in read if storage in makers]
+    return found
 
 
 def _sort_sources(

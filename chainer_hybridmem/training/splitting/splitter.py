@@ -521,6 +521,8 @@ def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
     if not _alone(gradients, index):
         return None
     array = gradients[index].array
+    if not getattr(array.flags, 'writeable', True):  # CuPy's always are
+        return None
     turned = array.transpose(order)
     owner = turned if array.base is None else array.base
     if not owner.flags.c_contiguous or owner.dtype != array.dtype:
