@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from chainer_hybridmem.planning.records.profile import SlotKind
 from chainer_hybridmem.training.chainer_access import graph
 from chainer_hybridmem.training.chainer_access.owners import is_parameter
 from chainer_hybridmem.training.devices.bits import fingerprint
@@ -125,9 +126,14 @@ class RecipeTrials:
 
     def watch_kept(self, step: Step, function: Any) -> None:
         """The backward of a forward operation begins; it may write over what it has."""
-        if step.whole is not None and trust.may_write_over(function):
-            kept = graph.attribute_arrays(function, self._device.arrays.owns)
-            self._kept += [(step, Reading(self._device, array), n) for n, array in kept]
+        if step.whole is None or not trust.may_write_over(function):
+            return
+        # What forward has set: what it was given, such as running statistics, is the
+        # program's, and a replay must not write into it.
+        made = {s.key for _, s in step.products if s.kind is SlotKind.ATTRIBUTE}
+        for name, array in graph.attribute_arrays(function, self._device.arrays.owns):
+            if name in made:
+                self._kept.append((step, Reading(self._device, array), name))
 
     def end_backward(self) -> None:
         """A replay does not make what backward has written over, but begins with it."""
