@@ -52,20 +52,19 @@ def test_backward_reads_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.outcome == 'different' and READS in result.detail
 
 
-def test_a_host_copy_is_used_that_backward_has_written_over(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ('case', 'owner', 'name', 'answer'),
+    [
+        pytest.param(OVERWRITING, HostSide, 'differs_from', False, id='an old copy'),
+        pytest.param(SHARING, splitter, '_alone', True, id='a sum where others read'),
+    ],
+)
+def test_a_question_is_answered_wrongly(
+    case: int, owner: Any, name: str, answer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert check(draw(OVERWRITING)).outcome == 'same'
-    monkeypatch.setattr(HostSide, 'differs_from', lambda self, root: False)
-    assert check(draw(OVERWRITING)).outcome == 'different'
-
-
-def test_a_sum_of_gradients_takes_the_place_of_what_others_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert check(draw(SHARING)).outcome == 'same'
-    monkeypatch.setattr(splitter, '_alone', lambda gradients, index: True)
-    assert check(draw(SHARING)).outcome == 'different'
+    assert check(draw(case)).outcome == 'same'
+    monkeypatch.setattr(owner, name, lambda *_: answer)
+    assert check(draw(case)).outcome == 'different'
 
 
 def test_the_limit_is_not_kept_and_the_package_does_not_see_it(

@@ -39,7 +39,9 @@ def on_cuda(monkeypatch):
 # written counted more than the copy; there was no room for a fingerprint; a digest was
 # compared after its words had been used again; a sum of gradients lay elsewhere than in
 # the gradient whose place it had; one array of a list left for the next; a replay in
-# one kernel was tried before the first update, when ways to round give the same bits.
+# one kernel was tried before the first update, when ways to round give the same bits;
+# what backward had written over came back as it was before; what is kept for replays
+# alone was not made again where memory was short.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

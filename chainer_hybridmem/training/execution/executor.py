@@ -77,7 +77,6 @@ class Executor:
             self._prefetcher,
             PassiveRules(rules),
         )
-        self._asynchronous = device.clock.asynchronous
         self.awaits_forward = False
         self._busy: Collection[int] | None = None  # operations; None: all
         maps.answer_reads(weakref.WeakMethod(self._restorer.answer_read))
@@ -342,9 +341,8 @@ class Executor:
         if known is None or known.serial < 0:
             self.ledger.end_backward(function)
         else:
-            written = bool(
-                self._asynchronous and maps and trust.may_write_over(function)
-            )
+            blind = bool(maps) and self._device.clock.asynchronous
+            written = blind and trust.may_write_over(function)
             for live in maps:
                 live.slots.forget_replaced()
                 live.end_read(known.serial, written)

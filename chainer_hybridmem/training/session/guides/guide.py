@@ -415,11 +415,8 @@ class Guide:
         Args:
             held_bytes: When an iteration begins, beside feature maps.
         """
-        if self.problem is not None:
-            return max(0, held_bytes - self.problem.profile.initial_bytes)
-        if self.forecast is not None:
-            return max(0, held_bytes - self.forecast.initial_bytes)
-        return 0
+        known = self.forecast if self.problem is None else self.problem.profile
+        return 0 if known is None else max(0, held_bytes - known.initial_bytes)
 
     def learn(self, profile: Profile, disturbed: bool = False) -> None:
         """Takes in the recording of one of its iterations, the draft first.
