@@ -64,7 +64,6 @@ CUPY ?= 14
 EMULATOR := .cuda-emulator/$(CUPY)
 EMULATED = $(BIN)/python tests/cuda_emulator/run.py $(EMULATOR)
 PYTEST = $(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist worksteal
-ONE_THREAD = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # In front of a command that needs a GPU, where there is none but the emulator.
 ON_EMULATOR = $(if $(filter cuda,$(FUZZ_DEVICE)),$(shell nvidia-smi >/dev/null 2>&1 || \
 	test ! -d $(EMULATOR) || echo $(EMULATED)))
@@ -93,7 +92,7 @@ train: venv
 	$(BIN)/python examples/imagenet/demo.py $(TRAIN_ARGS)
 
 test: $(if $(CHECKED),venv,lint site)
-	$(ONE_THREAD) $(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 	@$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY); case $$? in \
 		0) $(MAKE) --no-print-directory test-cuda;; \
 		77) echo "SKIPPED: the tests that need a GPU; the reason is above";; \
@@ -101,7 +100,7 @@ test: $(if $(CHECKED),venv,lint site)
 	esac
 
 quick: lint
-	$(ONE_THREAD) $(PYTEST) $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
+	$(PYTEST) $(addprefix tests/,$(QUICK)) $(PYTEST_ARGS)
 
 test-all:
 	$(MAKE) --no-print-directory release-check
@@ -114,7 +113,7 @@ test-all:
 
 # 5: PYTEST_ARGS leave no test over.
 test-cuda: cuda-emulator
-	$(ONE_THREAD) $(EMULATED) $(PYTEST) -m gpu $(PYTEST_ARGS) || test $$? -eq 5
+	$(EMULATED) $(PYTEST) -m gpu $(PYTEST_ARGS) || test $$? -eq 5
 
 cuda-emulator: venv
 	$(BIN)/python tests/cuda_emulator/build.py $(EMULATOR) $(CUPY)
@@ -167,7 +166,7 @@ site: venv
 	@echo "$(SITE)/html/index.html"
 
 fuzz: venv
-	$(ONE_THREAD) $(ON_EMULATOR) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
+	$(ON_EMULATOR) $(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) --minutes $(FUZZ_MINUTES) $(FUZZ_ARGS)
 
 venv: $(STAMP)
 

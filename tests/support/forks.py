@@ -92,7 +92,7 @@ def _server() -> socket.socket:
     subprocess.Popen(
         [sys.executable, '-W', 'ignore', __file__, str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
-        env={**os.environ, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1'},
+        env={**os.environ, 'PYTHONPATH': path},
     )
     theirs.close()
     return ours

@@ -43,7 +43,7 @@ def run_ranks(
     assert mpiexec is not None
     command = [mpiexec, '-n', str(count), sys.executable, str(program)]
     path = os.pathsep.join(p for p in sys.path if p)
-    given = {**PATIENT, 'PYTHONPATH': path, 'OMP_NUM_THREADS': '1', **environment}
+    given = {**PATIENT, 'PYTHONPATH': path, **environment}
     return subprocess.run(
         [*command, *map(str, words)],
         env={**os.environ, **given},
