@@ -39,6 +39,7 @@ OPTIMIZERS = ('SGD', 'MomentumSGD', 'Adam', 'RMSprop', 'AdaGrad', 'NesterovAG')
 MOST_BATCH = 8
 SHARES = 0.0, 0.5, 1.0
 HOARDS = 0, 0, 1, 4, 16  # KiB
+UNASKED = 0.01, 1e9  # of an iteration, for copies of what no replay makes again
 RULES = (
     *('keep', 'swap', 'recompute', 'no keep', 'no swap', 'no recompute'),
     *('at most 0', 'at most 2kB'),
@@ -223,6 +224,7 @@ def _session(rng: random.Random) -> dict[str, Any]:
         'clock': rng.randrange(1 << 30),
         'rules': _rules(rng),
         'sums': rng.choice(SHARES),
+        'unasked': rng.choice(UNASKED),
     }
 
 

@@ -25,6 +25,7 @@ from support.virtual import Conditions, Machine
 from chainer_hybridmem.planning.records.profile import Link
 from chainer_hybridmem.training.chainer_access import owners
 from chainer_hybridmem.training.devices.link import LEAST_ROOM_BYTES
+from chainer_hybridmem.training.execution import table
 from chainer_hybridmem.training.recording import profile_builder, recipe_trials, trials
 from chainer_hybridmem.training.session.guides import guide as guides
 from chainer_hybridmem.training.session.setting import link_measurement
@@ -493,6 +494,8 @@ def surroundings(case: Case) -> Iterator[None]:
         enter(mock.patch.object(Splitter, 'add_up', _short_sums(case)))
         enter(mock.patch.object(trials, 'TIMED_RUNS', 1))
         enter(mock.patch.object(trials, 'WALKED_BYTES', 0))
+        unasked = options.get('unasked', table.MOST_UNASKED)
+        enter(mock.patch.object(table, 'MOST_UNASKED', unasked))
         least = options['minimum_bytes']
         enter(mock.patch.object(profile_builder, 'MINIMUM_MAP_BYTES', least))
         enter(mock.patch.object(recipe_trials, 'SMALLEST_COPY_BYTES', least))
