@@ -164,6 +164,20 @@ def test_it_is_learnt_once_memory_has_been_short(recordings):
     assert networks.entries_of(session)[0]['evictions'] > 0
 
 
+def test_what_begins_an_iteration_begins_a_quiet_one(recordings):
+    """As where a converter pads sentences: the graph of that dies at once."""
+    sentences = [np.zeros(length, np.float32) for length in (3, 2)]
+
+    def convert(model, i):
+        F.pad_sequence(sentences)
+        F.stack(sentences[:1])
+
+    _, session = train(memory_limit=TIGHT, before=convert)
+    guided = [bool(entry['guided']) for entry in networks.entries_of(session)]
+    assert guided == [False] * 4 + [True] * 4  # as without
+    assert len(recordings) == 3 and session.statistics()['deviations'] == 0
+
+
 class Deep(chainer.Chain):
     """Layers that are all alike; the update needs more than the iteration."""
 

@@ -65,9 +65,8 @@ class Iteration:
         named (str): Name of the function of the last one.
         last (tuple or None): Number and weak reference of a forward function that
             completes at the next hook.
-        newest (weak reference or None): To the forward function that has begun last,
-            where it is known or at least noted under a plan; None while the next one
-            begins.
+        newest (weak reference or None): To the forward function that has begun last;
+            None while the next one begins.
         depth (int): Backward functions under way.
         backward_seen (bool): Whether one has begun.
         short (bool): Whether an allocation has not fitted at once.

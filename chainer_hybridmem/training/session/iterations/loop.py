@@ -173,12 +173,12 @@ class Loop(chainer.FunctionHook):
             self._start_nested(iteration, function)
             return
         goes_on = iteration.started and not iteration.backward_seen
-        if not goes_on or iteration.depth or not iteration.quiet:
-            newest = None if iteration.newest is None else iteration.newest()
-            is_unfinished = newest is None or newest.inputs is None
-            newest = None  # with a reference to it, its graph would not be dead
-            if is_unfinished or iteration.depth:
-                goes_on = self._goes_on(iteration, goes_on)
+        newest = None if iteration.newest is None else iteration.newest()
+        is_unfinished = newest is None or newest.inputs is None
+        newest = None  # with a reference to it, its graph would not be dead
+        if is_unfinished or iteration.depth:
+            goes_on = self._goes_on(iteration, goes_on)
+        if not goes_on or not iteration.quiet:
             if self._instruments.active:
                 self._instruments.enter()
             if iteration.last is not None:
@@ -194,7 +194,7 @@ class Loop(chainer.FunctionHook):
         if iteration.quiet:
             if iteration.wary:
                 self._executor.before_forward(k, function)
-            self._ledger.note(k, function)
+            iteration.newest = self._ledger.note(k, function)
             if self._rules.active:
                 self._rules.note(function, self._find_label(), k)
             splitter.place = k, 0
