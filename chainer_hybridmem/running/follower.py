@@ -131,6 +131,7 @@ class Follower:
         self._session: Session | None = None
         self._thread = threading.current_thread()  # the session's
         self._due = False  # another session is to begin
+        self._outgrown_bytes = 0  # of plain Chainer, of which a share did not do
         self._figures: list[dict[str, Any]] = []  # of sessions that have ended
         self._verdicts: list[Verdict] = []  # likewise
         self._sharers = 1
@@ -201,7 +202,7 @@ class Follower:
         inside = any(optimizer.target is model for model in known)
         goes_on = self._session is not None and self._thread.is_alive()
         if not (self._own or (inside and goes_on)):
-            self._due = True
+            self._due, self._outgrown_bytes = True, 0
             self._beginnings.wait()
 
     def _find_models(self) -> list[chainer.Link]:
@@ -287,15 +288,18 @@ class Follower:
     def _raise_limit(self, session: Session, needs: Needs) -> bool:
         """Iterations need more than what has been found.
 
-        A percentage is looked for anew where it has done before, or where plain Chainer
-        needs more than it did, as with a batch that grows. Else it is too small.
+        A percentage is looked for anew where plain Chainer needs more than it did, as
+        with a batch that grows, or where it has done before, unless that has been tried
+        and has shown no more. Else it is too small.
         """
         before = session.iterations - needs.iterations
         known_bytes = self._finder.in_core_bytes or 0
         if self._asked == AUTO:
             self._finder.raise_limit(needs.named_bytes)
-        elif before >= ENOUGH_ITERATIONS or needs.in_core_bytes > GROWN * known_bytes:
-            self._due = True
+        elif needs.in_core_bytes > GROWN * known_bytes or (
+            before >= ENOUGH_ITERATIONS and known_bytes > self._outgrown_bytes
+        ):
+            self._due, self._outgrown_bytes = True, known_bytes
         else:
             return False
         self._beginnings.wait()

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 
 import numpy
 import pytest
@@ -276,6 +277,18 @@ def test_link_is_measured_with_what_fits(open_host):
     link = measure_link(device)
     assert link.d2h_bytes_per_second > 0 and link.h2d_bytes_per_second > 0
     del kept
+
+
+def test_a_view_of_what_is_broadcast_is_taken_without_a_warning(open_host):
+    """NumPy warns where it is asked whether one may write into such an array."""
+    device = open_host(_MIB)
+    both = numpy.broadcast_arrays(numpy.zeros((3, 1)), numpy.zeros((1, 4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        views = [device.arrays.capture(array) for array in both]
+    assert all(view.writeable for view in views)
+    both[0].flags.writeable = False
+    assert not device.arrays.capture(both[0]).writeable
 
 
 def test_memory_of_a_slow_copy_is_not_reused_before_wait(open_host):

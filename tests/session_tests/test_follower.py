@@ -7,6 +7,7 @@ import gc
 import re
 import threading
 import weakref
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -20,7 +21,7 @@ import chainer.links as L
 from chainer.graph_optimizations.static_graph import static_graph
 
 import chainer_hybridmem as hybridmem
-from chainer_hybridmem.errors import OptionError, SessionError
+from chainer_hybridmem.errors import OptionError, OutOfMemoryError, SessionError
 from chainer_hybridmem.forecasting.estimation import Kind
 from chainer_hybridmem.forecasting.recording_session import (
     RecordingSession,
@@ -692,6 +693,41 @@ def test_a_percentage_follows_a_batch_that_grows(every):
     assert limits and limits == sorted(limits)
     assert max(limits) > 2 * min(limits) or every == 12
     assert not any('Error' in line for line in follower.describe())
+
+
+def test_a_percentage_that_does_for_a_step_only_is_looked_for_once_more_at_most():
+    """It has done for two iterations, which are a step; then it is too small."""
+    np.random.seed(0)
+    follower = Follower('80%', {})
+    first, second = Layers(), Layers()
+    optimizers = [chainer.optimizers.Adam().setup(model) for model in (first, second)]
+    x = np.ones((512, 64), np.float32)
+
+    def run(model: Layers, h: Any) -> tuple[Any, list[Any]]:
+        outputs = []
+        for layer in model:
+            h = F.tanh(layer(h))
+            outputs.append(h)
+        return F.average(h), outputs
+
+    def learn(number: int, loss: Any) -> None:
+        (first, second)[number].cleargrads()
+        loss.backward()
+        optimizers[number].update()
+
+    def train_in_turns() -> None:
+        for _ in range(30):  # the program holds outputs, which cannot leave
+            loss, outputs = run(second, x)
+            learn(1, loss)
+            _, between = run(first, x)
+            loss, others = run(second, between[-1])
+            learn(0, loss)
+            del loss, outputs, between, others
+
+    with pytest.raises(OutOfMemoryError, match='a limit known to do is'):
+        train_in_turns()
+    follower.__exit__()
+    assert len(follower._figures) <= 2
 
 
 def test_a_second_thread_is_refused_while_the_first_one_trains():

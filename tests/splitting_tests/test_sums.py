@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 from support import networks  # imports chainer_hybridmem before chainer
 
@@ -216,3 +217,13 @@ def test_a_sum_where_a_gradient_lies_takes_no_other_array(monkeypatch):
     assert add_in_place(gradients)
     assert given == [True]
     assert gradients[0].array.tobytes() == expected
+
+
+def test_a_sum_of_what_is_broadcast_takes_no_place_and_warns_of_nothing():
+    """NumPy warns where it is asked whether one may write into such an array."""
+    arrays = np.broadcast_arrays(np.ones((3, 1)), np.ones((1, 4)))
+    gradients = [chainer.Variable(array) for array in arrays]
+    del arrays
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert not add_in_place(gradients)

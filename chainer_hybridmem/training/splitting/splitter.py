@@ -521,7 +521,8 @@ def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
     if not _alone(gradients, index):
         return None
     array = gradients[index].array
-    if not getattr(array.flags, 'writeable', True):  # CuPy's always are
+    interface = getattr(array, '__array_interface__', None)
+    if interface is not None and interface['data'][1]:  # one may not write into it
         return None
     turned = array.transpose(order)
     owner = turned if array.base is None else array.base

@@ -185,6 +185,8 @@ class HostClock(Clock):
 
 
 _NUMBERS = '?biufcmM'  # kinds of types
+# In NumPy's flags: `flags.writeable` warns about what broadcast_arrays returns.
+_WRITEABLE = 0x0400
 _COMPARED_ELEMENTS = 1 << 18  # at a time; one byte each is allocated for them
 
 
@@ -220,7 +222,7 @@ class HostArrays(Arrays):
             array.shape,
             array.strides,
             array.dtype.str,
-            array.flags.writeable,
+            array.flags.num & _WRITEABLE > 0,
         )
 
     def restore(self, root: Root, view: View) -> Array:
