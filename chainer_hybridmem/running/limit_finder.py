@@ -178,7 +178,7 @@ class LimitFinder:
             self.reason = (
                 f'no limit below the in-core peak of {format_bytes(peak)} costs at '
                 f'most {MOST_COST:.0%} of the time of plain Chainer, which needs no '
-                f'limit: {least.ratio:.2g} times as long is predicted for the best one'
+                f'limit: {least.ratio - 1:.1%} is predicted for the best one'
             )
 
     def raise_limit(self, limit_bytes: int) -> None:
