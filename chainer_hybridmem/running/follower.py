@@ -131,7 +131,7 @@ class Follower:
         self._session: Session | None = None
         self._thread = threading.current_thread()  # the session's
         self._due = False  # another session is to begin
-        self._outgrown_bytes = 0  # of plain Chainer, of which a share did not do
+        self._outgrown_bytes = 0  # plain Chainer's need, when a share of it last failed
         self._figures: list[dict[str, Any]] = []  # of sessions that have ended
         self._verdicts: list[Verdict] = []  # likewise
         self._sharers = 1
@@ -289,8 +289,8 @@ class Follower:
         """Iterations need more than what has been found.
 
         A percentage is looked for anew where plain Chainer needs more than it did, as
-        with a batch that grows, or where it has done before, unless that has been tried
-        and has shown no more. Else it is too small.
+        with a batch that grows. Where iterations have run inside of it, it is, too, but
+        only once for the same need of plain Chainer. Else it is too small.
         """
         before = session.iterations - needs.iterations
         known_bytes = self._finder.in_core_bytes or 0

@@ -8,6 +8,7 @@ import random
 from typing import Any
 
 from chainer_hybridmem.planning import planners
+from chainer_hybridmem.training.execution.table import MOST_UNASKED
 
 # isort: split
 from support.drawn_plans import RANDOM
@@ -39,7 +40,7 @@ OPTIMIZERS = ('SGD', 'MomentumSGD', 'Adam', 'RMSprop', 'AdaGrad', 'NesterovAG')
 MOST_BATCH = 8
 SHARES = 0.0, 0.5, 1.0
 HOARDS = 0, 0, 1, 4, 16  # KiB
-UNASKED = 0.01, 1e9  # of an iteration, for copies of what no replay makes again
+UNASKED = MOST_UNASKED, 1e9
 RULES = (
     *('keep', 'swap', 'recompute', 'no keep', 'no swap', 'no recompute'),
     *('at most 0', 'at most 2kB'),

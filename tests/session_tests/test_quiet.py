@@ -164,7 +164,7 @@ def test_it_is_learnt_once_memory_has_been_short(recordings):
     assert networks.entries_of(session)[0]['evictions'] > 0
 
 
-def test_what_begins_an_iteration_begins_a_quiet_one(recordings):
+def test_a_quiet_iteration_ends_where_its_graph_has_died(recordings):
     """As where a converter pads sentences: the graph of that dies at once."""
     sentences = [np.zeros(length, np.float32) for length in (3, 2)]
 

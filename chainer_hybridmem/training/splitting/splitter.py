@@ -522,7 +522,7 @@ def _place(gradients: list[Any], index: int, order: list[int]) -> Any:
         return None
     array = gradients[index].array
     interface = getattr(array, '__array_interface__', None)
-    if interface is not None and interface['data'][1]:  # one may not write into it
+    if interface is not None and interface['data'][1]:  # NumPy refuses or warns
         return None
     turned = array.transpose(order)
     owner = turned if array.base is None else array.base
