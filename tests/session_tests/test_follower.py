@@ -507,7 +507,7 @@ def test_auto_counts_on_functions_in_parts_that_do_not_fit_as_a_whole():
 
 
 def test_auto_counts_on_none_that_fits_as_a_whole():
-    """A session at a lower limit would not try it in parts, and have no plan."""
+    """What fits as a whole runs so as long as there is no plan."""
     step = record(Layers(), lambda model: train(model, mock.Mock(), 1))
     (problem,) = step.problems
     found = find_least_limit(step, {}, 1e6).limit_bytes

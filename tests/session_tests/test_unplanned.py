@@ -68,7 +68,7 @@ def expected():
 
 def test_without_a_plan_training_goes_on(expected):
     with pytest.warns(UserWarning, match='least memory of any plan.*without a plan'):
-        records, states, session = train(memory_limit=LIMIT)
+        records, states, session = train(memory_limit=LIMIT, splitting=False)
     assert records == expected
     assert states[-4:] == ['passive'] * 4
     figures = session.statistics()
@@ -79,7 +79,7 @@ def test_without_a_plan_training_goes_on(expected):
 def test_a_planner_that_was_asked_for_says_so():
     told = io.StringIO()
     with pytest.raises(hybridmem.InfeasibleError, match='least memory of any plan'):
-        train(memory_limit=LIMIT, planner='swap-opt', progress=told)
+        train(memory_limit=LIMIT, splitting=False, planner='swap-opt', progress=told)
     assert f'trained inside the limit of {LIMIT} bytes' in told.getvalue()
 
 
@@ -103,7 +103,7 @@ def run_trainer(out):
     iterator = chainer.iterators.SerialIterator(x, len(x))
     updater = Differentiating(iterator, optimizer)
     trainer = chainer.training.Trainer(updater, (ITERATIONS, 'iteration'), out=out)
-    trainer.extend(hybridmem.HybridMemory(LIMIT))
+    trainer.extend(hybridmem.HybridMemory(LIMIT, splitting=False))
     trainer.run()
 
 
@@ -114,7 +114,9 @@ def test_the_warning_points_to_the_users_line(tmp_path):
         assert warned[0].filename == __file__
         return linecache.getline(__file__, warned[0].lineno).strip()
 
-    assert line_of(lambda: train(memory_limit=LIMIT)) == 'loss = model(x)'
+    assert (
+        line_of(lambda: train(memory_limit=LIMIT, splitting=False)) == 'loss = model(x)'
+    )
     assert line_of(lambda: run_trainer(str(tmp_path))) == 'trainer.run()'
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import io
 import types
+from collections.abc import Sequence
 
 from support import networks  # imports chainer_hybridmem before chainer
 
 # isort: split
+import chainer
+import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 
+import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import InfeasibleError
 from chainer_hybridmem.planning.planners import make_plan
 from chainer_hybridmem.planning.records.profile import Link
@@ -193,3 +198,54 @@ def test_the_bound_of_a_smaller_plan_is_that_with_parts(recorded, monkeypatch):
     device.close()
     assert plan.memory_limit_bytes == LIMIT - 1000
     assert plan.lower_bound_seconds == bound
+
+
+class Larger(chainer.ChainList):
+    """What the backward of its largest function reads is half of what that needs."""
+
+    def __init__(self) -> None:
+        np.random.seed(0)
+        ups = [L.Deconvolution2D(8, 8, 4, stride=2, pad=1) for _ in range(2)]
+        super().__init__(L.Convolution2D(8, 8, 1), *ups)
+
+    def forward(self, x: np.ndarray) -> chainer.Variable:
+        for layer in self:
+            x = F.relu(layer(x))
+        return F.average(x)
+
+
+def enlarge(
+    limit: float, sizes: Sequence[int] = (16,)
+) -> tuple[list[bytes], Session, str]:
+    model, made, told = Larger(), [], io.StringIO()
+    with hybridmem.optimize(model, int(limit), progress=told) as session:
+        for size in sizes:
+            for _ in range(ITERATIONS):
+                loss = model(np.ones((size, 8, 8, 8), np.float32))
+                model.cleargrads()
+                loss.backward()
+                made += [parameter.grad.tobytes() for parameter in model.params()]
+    return made, session, told.getvalue()
+
+
+def test_a_larger_limit_has_a_plan_where_a_smaller_one_has():
+    """Iterations without a plan run as a whole what no plan has room for so."""
+    expected, in_core, _ = enlarge(PLENTY)
+    peak = in_core.statistics()['peak_bytes']
+    for share in (0.7, 0.8, 0.9, 0.95, 0.99):
+        made, session, told = enlarge(share * peak)
+        figures = session.statistics()
+        assert made == expected
+        assert figures['state'] == 'guided', share
+        assert figures['peak_bytes'] <= share * peak
+        assert told.count('profiled again, in parts') == (0.88 < share < 0.98)
+
+
+def test_parts_that_do_not_help_are_tried_once(monkeypatch):
+    """Not by each kind of iteration that comes later."""
+    peak = enlarge(PLENTY)[1].statistics()['peak_bytes']
+    monkeypatch.setattr(Trials, 'end', lambda trials, place: None)
+    with pytest.warns(UserWarning, match='That is what plans need'):
+        _, session, told = enlarge(0.9 * peak, (16, 15))
+    assert session.state == 'passive'
+    assert told.count('profiled again, in parts') == 1

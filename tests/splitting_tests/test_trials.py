@@ -133,6 +133,21 @@ def test_a_load_with_evictions_does_not_count(splitter, recording, monkeypatch):
     ]  # the first one has evicted
 
 
+def test_what_the_whole_evicts_leaves_before_any_load_is_measured(device, recording):
+    """Else it seems to leave less behind than its parts do, and none counts."""
+    x = np.random.rand(16, 1000)
+    others = [np.zeros((LIMIT - device.memory.used_bytes) // 8 - 10_000)]
+    device.memory.uninstall()
+    device.memory.install(lambda nbytes: others.clear())
+    splitter = Splitter(device, 'exact', lambda line: None)
+    splitter.begin({})
+    splitter.try_parts(recording)
+    with splitter:
+        run(splitter, 0, sigmoid.Sigmoid(), x)
+    assert not others
+    assert [s.parts for s in recording.spans[-1][2]] == [2, 4, 8]
+
+
 def test_ways_that_leave_more_behind_do_not_count(splitter, recording, monkeypatch):
     whole = rules.run
 

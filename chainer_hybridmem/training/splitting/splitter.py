@@ -18,6 +18,7 @@ Note: [vain attempts]
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -643,6 +644,7 @@ class Trials:
             restore: Undoes what a forward has done to it.
         """
         self._recording.enter()
+        self._make_room(function, inputs)
         self._loads = []
         useless = ''  # to cut it more
         for way in ways:
@@ -659,6 +661,13 @@ class Trials:
         self._recording.leave()
         self._first_event = self._device.memory.event_count
         self._load_bytes = self._device.memory.used_bytes
+
+    def _make_room(self, function: Any, inputs: tuple[Array, ...]) -> None:
+        """What has to leave for the function as a whole leaves; nothing does later."""
+        restore = rules.state(function, whole=True)
+        with contextlib.suppress(MemoryError), self._device.memory.attempt():
+            function.forward(inputs)
+        restore()
 
     def _load(
         self,

@@ -99,8 +99,7 @@ def _enough(profile: Profile) -> int:
 def need_in_parts(problem: Problem) -> int:
     """At this limit it runs, with functions in parts that do not fit as a whole.
 
-    Only those: a session knows parts of a function whose iteration without a plan had
-    to run it so. Others count as a whole, also where a plan needs more than that.
+    Only those: what fits as a whole runs so in iterations without a plan.
     """
     spare_bytes = with_spare(0, in_core_peak_bytes(problem.profile))
     limit_bytes = 0

@@ -349,6 +349,7 @@ class Guide:
         habits (ProgramHabits): What the program does with maps in iterations that
             begin like these.
         profiled_again (bool): Its plan was given up for another recording.
+        tries_parts (bool): Its recordings tell what functions need in parts.
     """
 
     def __init__(
@@ -375,6 +376,7 @@ class Guide:
         self.foreign = ForeignMemory() if foreign is None else foreign
         self.habits = ProgramHabits() if habits is None else habits
         self.profiled_again = False
+        self.tries_parts = False
         self._has_waited = False  # for optimizer states
 
     @functools.cached_property
@@ -520,12 +522,17 @@ class Guide:
         self.recordings.clear()
 
     # -- what its iterations show ---------------------------------------------
-    def profile_again(self) -> None:
-        """The iterations are not what has been recorded: once more from the draft."""
+    def profile_again(self, in_parts: bool = False) -> None:
+        """What has been recorded does not do: once more from the draft.
+
+        Args:
+            in_parts: Whether functions are tried in parts, too.
+        """
         assert self.problem is not None
         self.forget_copies()
         profile = self.problem.profile
         self.stage, self.profiled_again = Stage.PROFILING, True
+        self.tries_parts = self.tries_parts or in_parts
         self.recordings.clear()
         self.pace.forget_times()
         self.table = compile_plan(profile, swap_everything(profile))

@@ -79,14 +79,17 @@ class InstrumentSelector:
 
     def _record(self, following: Following, key: OperationKey, profiled: bool) -> None:
         executor, tried = self._runtime.executor, following.tried
+        guide, detail = following.guide, self._detail
+        if guide is not None and guide.tries_parts:
+            detail = detail._replace(parts=True)
         executor.evictor.clear()
         recorder = self._instruments.record(
             trial=tried and self._guidebook.wants_trial(key),
             draft=not tried,
-            detail=self._detail,
+            detail=detail,
         )
         self._runtime.splitter.try_whole()
-        parts = self._detail.parts and recorder.trial
+        parts = detail.parts and recorder.trial
         if recorder.trial:
             in_parts = ', as a whole and in parts' if parts else ''
             number = self._history.iterations + 1

@@ -149,6 +149,7 @@ class Planning:
         self._executor = runtime.executor
         self._options = runtime.options
         self._rules = runtime.rules
+        self._splitter = runtime.splitter
         self._tell = runtime.tell
         self._observe = observe
         self._keep = keep
@@ -156,6 +157,7 @@ class Planning:
         self.node = MachinePlans(runtime, self.maker)
         self.rule_prices = RulePrices(runtime.options, self.maker)
         self.exceeds_limit: Callable[[], bool] = lambda: False
+        self._parts_help = True  # as far as is known
 
     @count_time
     def plan(self, guide: Guide) -> None:
@@ -174,6 +176,10 @@ class Planning:
             if self.exceeds_limit() and not of_host:  # whose error tells more
                 guide.give_up()
                 return
+            if not of_host and self._may_fit_in_parts(guide):
+                self._tell('no plan fits with functions so: profiled again, in parts')
+                guide.profile_again(in_parts=True)
+                return
             seen = (
                 f'That is what plans need: without one, iterations like this have '
                 f'trained inside the limit of {options.limit_bytes} bytes'
@@ -190,6 +196,15 @@ class Planning:
             warn_user(message)
             return
         self.follow(guide, problem, plan)
+
+    def _may_fit_in_parts(self, guide: Guide) -> bool:
+        """Whether another recording may tell of functions that fit in parts.
+
+        Iterations without a plan run in parts what does not fit as a whole, but need
+        less than a plan does, which holds all that an operation reads throughout.
+        """
+        self._parts_help = self._parts_help and not guide.tries_parts
+        return self._parts_help and bool(self._splitter.kinds)
 
     def _tell_wait(self, problem: Problem) -> None:
         """Says that the program may wait for a plan, if that is long."""
