@@ -44,6 +44,7 @@ from chainer_hybridmem.running.limit_finder import LimitFinder
 from chainer_hybridmem.training.chainer_access.beginnings import Beginnings
 from chainer_hybridmem.training.chainer_access.models import name_device, one_model
 from chainer_hybridmem.training.execution.verifier import Verdict
+from chainer_hybridmem.training.session.guides.guide import Stage
 from chainer_hybridmem.training.session.iterations.overrun import Needs
 from chainer_hybridmem.training.session.session import Session, active_session, optimize
 from chainer_hybridmem.training.session.setting.options import Options
@@ -143,6 +144,7 @@ class Follower:
         self._needs: Needs | None = None  # what the last session lacked
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._exceeded = False  # whether one was, by a session
+        self._raised = False  # whether another one took its place then
         self._refusal: _Refusal | None = None  # the last one
         self._lacked = False  # memory was short before there was a limit
         self._unwritten = ''  # why there is no page
@@ -302,6 +304,7 @@ class Follower:
             self._due, self._outgrown_bytes = True, known_bytes
         else:
             return False
+        self._raised = True
         self._beginnings.wait()
         return True
 
@@ -390,7 +393,7 @@ class Follower:
         """
         self._figures, self._backwards = [], 0
         self._verdicts = []
-        self._caught, self._exceeded = '', False
+        self._caught, self._exceeded, self._raised = '', False, False
         self._needs = self._refusal = None
         self._static.asked = False
         self._report = report
@@ -523,11 +526,23 @@ class Follower:
         guided = sum(one['guided_iterations'] for one in self._figures)
         sessions = len(self._figures)
         where = f' in {format_count(sessions, "session")}' if sessions > 1 else ''
-        found += ', exceeded once to find out what will do' if self._exceeded else ''
+        if self._exceeded:
+            found += ', exceeded once to find out what will do'
+        elif self._raised:
+            found += ', raised where a lower one was exceeded'
         return (
             f'limit {limit}{found}; {format_count(iterations, "iteration")}{where}, '
-            f'{guided} of them with a plan'
+            f'{guided} of them with a plan{"" if guided else self._explain_no_plan()}'
         )
+
+    def _explain_no_plan(self) -> str:
+        if all(one['fits'] for one in self._figures):
+            return ', which none has needed'
+        if any(one['unplanned'] for one in self._figures):
+            return ', as none fits'
+        if self._figures[-1]['state'] in (Stage.WARM_UP.value, Stage.PROFILING.value):
+            return ': too few to make one'
+        return ': none has come again'
 
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import re
 import threading
+import warnings
 import weakref
 from typing import Any
 from unittest import mock
@@ -564,6 +565,30 @@ def test_a_ratio_has_the_digits_that_are_known(plain, told):
         assert f'time 400.0 ms / iteration, {told}' in follower._describe_time()
 
 
+@pytest.mark.parametrize(
+    ('limit', 'sizes', 'why'),
+    [
+        (2**40, [1000] * 6, ', which none has needed'),
+        (LIMIT, [1000] * 4, ': too few to make one'),
+        (LIMIT, range(1000, 1006), ': none has come again'),
+        (1_400_000, [1000] * 6, ', as none fits'),
+    ],
+)
+def test_why_no_iteration_had_a_plan_is_told(limit, sizes, why):
+    follower = Follower(limit, {'splitting': False})
+    model = Layers()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # that none fits
+        for size in sizes:
+            loss = model(np.ones((size, 64), np.float32))
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+    follower.__exit__()
+    assert follower.describe()[1].endswith(f', 0 of them with a plan{why}')
+
+
 def test_plain_chainer_is_timed_without_a_session():
     """Of a step with two backward passes, from one update to the next."""
     updates, now = [0], [0.0]
@@ -663,7 +688,8 @@ def test_a_limit_that_was_found_and_is_too_small_is_raised(generous):
     follower.__exit__()
     first, last = follower._figures
     assert first['limit_bytes'] < last['peak_bytes'] <= last['limit_bytes']
-    assert len(follower.describe()) == 3
+    _, limit, _ = follower.describe()
+    assert '(auto), raised where a lower one was exceeded; ' in limit
 
 
 @pytest.mark.parametrize('every', [1, 3, 12])
@@ -693,6 +719,8 @@ def test_a_percentage_follows_a_batch_that_grows(every):
     assert limits and limits == sorted(limits)
     assert max(limits) > 2 * min(limits) or every == 12
     assert not any('Error' in line for line in follower.describe())
+    raised = ', raised where a lower one was exceeded; '
+    assert (raised in follower.describe()[1]) == (len(limits) > 1)
 
 
 def test_a_percentage_that_does_for_a_step_only_is_looked_for_once_more_at_most():
