@@ -255,6 +255,11 @@ def test_one_sample_is_never_cut():
     assert check(sigmoid.Sigmoid(), x) == set()
 
 
+def test_what_has_no_element_is_never_cut():
+    x = numbers('f', 8, 0)
+    assert list(rules.ways(tanh.TanhGrad(x), (x, x))) == []
+
+
 def test_other_axis_orders_and_other_classes_stay_whole():
     class Mine(convolution_2d.Convolution2DFunction):
         pass

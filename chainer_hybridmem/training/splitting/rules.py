@@ -342,10 +342,13 @@ def ways(function: Any, inputs: tuple[Array, ...]) -> Iterator[Way]:
 
 
 def _plain(function: Any, inputs: tuple[Array, ...]) -> bool:
-    """Whether arrays have axes in the usual order and no other library computes."""
+    """Whether arrays have axes in the usual order and no other library computes.
+
+    What has no element has none to be cut.
+    """
     return (
         all(layout is None for layout in functions.input_layouts(function))
-        and all(x.ndim > 0 for x in inputs)
+        and all(x.ndim > 0 and x.size > 0 for x in inputs)
         and not intel64.should_use_ideep('>=auto')
     )
 
