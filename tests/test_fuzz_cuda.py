@@ -41,7 +41,8 @@ def on_cuda(monkeypatch):
 # the gradient whose place it had; one array of a list left for the next; a replay in
 # one kernel was tried before the first update, when ways to round give the same bits;
 # what backward had written over came back as it was before; what is kept for replays
-# alone was not made again where memory was short.
+# alone was not made again where memory was short; a trial as a whole moved running
+# statistics.
 @pytest.mark.parametrize('line', KEPT.read_text().splitlines())
 def test_kept_cases_are_exact(line):
     assert_kept_is_exact(line)

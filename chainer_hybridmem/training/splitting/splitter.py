@@ -630,7 +630,7 @@ class Trials:
 
     def begin(
         self,
-        function: object,
+        function: Any,
         inputs: tuple[Array, ...],
         ways: Sequence[Way],
         restore: Callable[[], None],
@@ -644,7 +644,10 @@ class Trials:
             restore: Undoes what a forward has done to it.
         """
         self._recording.enter()
-        self._make_room(function, inputs)
+        # What has to leave for the function as a whole leaves now, and not later.
+        with contextlib.suppress(MemoryError), self._device.memory.attempt():
+            function.forward(inputs)
+        restore()
         self._loads = []
         useless = ''  # to cut it more
         for way in ways:
@@ -661,13 +664,6 @@ class Trials:
         self._recording.leave()
         self._first_event = self._device.memory.event_count
         self._load_bytes = self._device.memory.used_bytes
-
-    def _make_room(self, function: Any, inputs: tuple[Array, ...]) -> None:
-        """What has to leave for the function as a whole leaves; nothing does later."""
-        restore = rules.state(function, whole=True)
-        with contextlib.suppress(MemoryError), self._device.memory.attempt():
-            function.forward(inputs)
-        restore()
 
     def _load(
         self,
