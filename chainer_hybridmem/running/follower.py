@@ -46,6 +46,7 @@ from chainer_hybridmem.training.chainer_access.models import name_device, one_mo
 from chainer_hybridmem.training.execution.verifier import Verdict
 from chainer_hybridmem.training.session.guides.guide import Stage
 from chainer_hybridmem.training.session.iterations.overrun import Needs
+from chainer_hybridmem.training.session.results import StepTimes
 from chainer_hybridmem.training.session.session import Session, active_session, optimize
 from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.training.session.setting.runtime import FreeMemory, SessionRules
@@ -62,6 +63,8 @@ from chainer_hybridmem.units import (
 
 ENOUGH_ITERATIONS = 2  # inside a percentage, that have shown that it does
 GROWN = 1.05  # times what has been measured, which measurements may differ by
+IN_VAIN = 1.01  # times what was found before, that another look finds no more than
+UNTIMED = 'plain Chainer was not timed'
 MOST_SPREAD = 0.01  # of two plain iterations, with which two decimals are told
 
 
@@ -145,6 +148,8 @@ class Follower:
         self._caught = ''  # the error of a limit that was exceeded, if it ends nothing
         self._exceeded = False  # whether one was, by a session
         self._raised = False  # whether another one took its place then
+        self._unmet: Needs | None = None  # of what exceeded one, until another holds
+        self._has_ended = False  # the program
         self._refusal: _Refusal | None = None  # the last one
         self._lacked = False  # memory was short before there was a limit
         self._unwritten = ''  # why there is no page
@@ -168,6 +173,7 @@ class Follower:
         self._beginnings.stop()
         if chainer.global_config.use_static_graph is self._static:
             chainer.global_config.use_static_graph = True
+        self._has_ended = True
         self._failed = error is not None and getattr(error, 'code', 1) not in (None, 0)
         if isinstance(error, SystemExit):
             kind = error = trace = None
@@ -226,12 +232,13 @@ class Follower:
         if finding is not None and not self._finder.look(finding):
             self._beginnings.wait()
             return
-        if self._due and self._finder.is_over and self._finder.is_found:
-            self._renew_finder()  # it was the limit of other models
+        outdated = self._due and self._finder.is_over and self._finder.is_found
         self._due = False
         if self._session is not None:
             self._leave()
             gc.collect()  # ended sessions and optimizers are in cycles
+        if outdated:
+            self._renew_finder()  # it was the limit of other models
         self._step_back(active_session() is not None)
         models = self._find_models()
         if models and not self._own:
@@ -248,6 +255,8 @@ class Follower:
                 session.raise_limit_by(functools.partial(self._raise_limit, session))
             session.__enter__()
             self._session, self._thread = session, threading.current_thread()
+            if session is not self._finding:
+                self._unmet = None
 
     def _make_session(self, models: list[chainer.Link]) -> Session | None:
         """The next session around these models; None if there is no limit."""
@@ -291,20 +300,24 @@ class Follower:
         """Iterations need more than what has been found.
 
         A percentage is looked for anew where plain Chainer needs more than it did, as
-        with a batch that grows. Where iterations have run inside of it, it is, too, but
-        only once for the same need of plain Chainer. Else it is too small.
+        with a batch that grows, and where iterations have run inside of it. Where the
+        last look has found no more than the one before, another one is in vain: what
+        needs more is no part of a step, or the percentage is too small.
         """
         before = session.iterations - needs.iterations
         known_bytes = self._finder.in_core_bytes or 0
+        grows = known_bytes > IN_VAIN * self._outgrown_bytes
         if self._asked == AUTO:
             self._finder.raise_limit(needs.named_bytes)
-        elif needs.in_core_bytes > GROWN * known_bytes or (
-            before >= ENOUGH_ITERATIONS and known_bytes > self._outgrown_bytes
+        elif self._has_ended:
+            return False
+        elif grows and (
+            needs.in_core_bytes > GROWN * known_bytes or before >= ENOUGH_ITERATIONS
         ):
             self._due, self._outgrown_bytes = True, known_bytes
         else:
             return False
-        self._raised = True
+        self._raised, self._unmet = True, needs
         self._beginnings.wait()
         return True
 
@@ -370,10 +383,19 @@ class Follower:
             if session is not finding:
                 self._needs = session.needs or self._needs
                 self._exceeded = self._exceeded or bool(session.exceeded)
-                self._figures.append(session.statistics())
+                self._figures.append(self._collect_figures(session))
                 if session.verdict is not None:
                     self._verdicts.append(session.verdict)
                 self._write_report(session)
+
+    def _collect_figures(self, session: Session) -> dict[str, Any]:
+        iterations = self._finder.step_iterations
+        return {
+            **session.statistics(),
+            'step': session.time_steps(iterations) if iterations else None,
+            'step_iterations': iterations,
+            'plain_seconds': sorted(self._finder.plain_seconds),
+        }
 
     def _write_report(self, session: Session) -> None:
         """A page that cannot be written changes nothing of how the program ends."""
@@ -418,7 +440,14 @@ class Follower:
                 self._describe_limit(),
                 self._describe_time(),
             ]
-        if self._asked is not None and not (self._figures and self._finder.limit_bytes):
+        if self._unmet is not None:
+            lines.append(
+                'what has trained last had no limit: the program has ended before '
+                'there was another one'
+            )
+        elif self._asked is not None and not (
+            self._figures and self._finder.limit_bytes
+        ):
             what = ' to what has trained last' if self._figures else ''
             lines.append(f'the limit was not applied{what}: {self._find_reason()}')
         if self._caught:
@@ -452,7 +481,7 @@ class Follower:
         """What to run next, where a limit was too small."""
         if self._lacked:
             return ['without a limit it does not fit: --memory-limit free']
-        needs = self._needs if self._exceeded else None
+        needs = self._needs if self._exceeded else self._unmet
         refusal = self._refusal
         if needs is not None:
             nbytes = needs.named_bytes
@@ -470,7 +499,8 @@ class Follower:
         if self._asked == FREE:
             return [f'{size} {told}, and so much is not free: lower the batch size']
         plain_bytes = self._finder.in_core_bytes
-        if is_percentage(self._asked) and plain_bytes and nbytes <= plain_bytes:
+        share = is_percentage(self._asked) and self._unmet is None
+        if share and plain_bytes and nbytes <= plain_bytes:
             wanted = f'{math.ceil(100 * nbytes / plain_bytes)}%'
         return [f'{size} {told}: --memory-limit {wanted}']
 
@@ -495,15 +525,15 @@ class Follower:
     def _describe_peak(self) -> str:
         plain_bytes = self._finder.in_core_bytes
         for one in self._figures:
-            if one['in_core_peak_bytes'] is not None:
-                plain_bytes = max(plain_bytes or 0, one['in_core_peak_bytes'])
+            if one['plain_peak_bytes'] is not None:
+                plain_bytes = max(plain_bytes or 0, one['plain_peak_bytes'])
         sizes = [self._peak_bytes, self._figures[-1]['limit_bytes']]
         told = f'peak {format_apart(*sizes)[0]}'
         if plain_bytes is None:
             return told
         plain = f'{format_bytes(plain_bytes)} in-core'
         if plain_bytes < self._peak_bytes:
-            if any(one['in_core_peak_bytes'] is None for one in self._figures):
+            if any(one['plain_peak_bytes'] is None for one in self._figures):
                 return told  # what those sessions need is not known
             # It evaluates, or draws what it has learnt.
             return f'{told}; iterations need {plain}, beside other memory'
@@ -528,39 +558,73 @@ class Follower:
         where = f' in {format_count(sessions, "session")}' if sessions > 1 else ''
         if self._exceeded:
             found += ', exceeded once to find out what will do'
+        elif self._unmet is not None:
+            found += ', exceeded'
         elif self._raised:
-            found += ', raised where a lower one was exceeded'
+            how = 'raised' if self._asked == AUTO else 'looked for anew'
+            found += f', {how} where it was exceeded'
         return (
             f'limit {limit}{found}; {format_count(iterations, "iteration")}{where}, '
             f'{guided} of them with a plan{"" if guided else self._explain_no_plan()}'
         )
 
     def _explain_no_plan(self) -> str:
+        if self._exceeded or self._failed or self._unmet is not None:
+            return ''
         if all(one['fits'] for one in self._figures):
             return ', which none has needed'
         if any(one['unplanned'] for one in self._figures):
             return ', as none fits'
-        if self._figures[-1]['state'] in (Stage.WARM_UP.value, Stage.PROFILING.value):
+        states = {kind['state'] for one in self._figures for kind in one['kinds']}
+        if Stage.PROFILING.value in states:
             return ': too few to make one'
         return ': none has come again'
 
     def _describe_time(self) -> str:
         one = max(self._figures, key=lambda figures: figures['guided_iterations'])
-        seconds, busy = one['iteration_seconds'], one['busy_seconds']
         if all(figures['fits'] for figures in self._figures):
             return 'time as without it: everything fits, and nothing had to leave'
-        if seconds is None:
+        if one['iteration_seconds'] is None:
             return 'time unknown: no iteration has ended'
-        told = f'time {format_seconds(seconds)} / iteration'
-        timed = sorted(self._finder.plain_seconds)  # the first one is least disturbed
-        plain = timed[0] if timed else one['in_core_seconds']
+        times, plain = self._compare_times(one)
+        told = f'time {format_seconds(times.seconds)} / iteration'
         if not plain:
-            told += f', of which {format_seconds(one["stall_seconds"])} wait for copies'
-            return f'{told}; plain Chainer was not timed'
+            stalled = one['stall_seconds']
+            if stalled:
+                told += f', of which {format_seconds(stalled)} wait for copies'
+            few = 'too few steps have run so to compare it'
+            return f'{told}; {few if one["plain_seconds"] else UNTIMED}'
         # Two decimals only if two runs agree in them.
+        timed = one['plain_seconds']  # the first one is least disturbed
         agree = len(timed) > 1 and timed[1] <= timed[0] * (1 + MOST_SPREAD)
         decimals = 2 if agree else 1
-        told += f', {busy / plain:.{decimals}f} times that of plain Chainer'
-        if one['predicted_seconds'] and one['guided_iterations']:
-            told += f' ({one["predicted_seconds"] / plain:.{decimals}f} predicted)'
+        told += (
+            f', {times.busy_seconds / plain:.{decimals}f} times that of plain Chainer'
+        )
+        if times.predicted_seconds:
+            told += f' ({times.predicted_seconds / plain:.{decimals}f} predicted)'
         return told if timed else f'{told}, which was estimated: it was not run alone'
+
+    def _compare_times(self, one: dict[str, Any]) -> tuple[StepTimes, float | None]:
+        """Times of an iteration of a session, and of plain Chainer if they are known.
+
+        Where a step has iterations of several kinds, they are means: over a step if
+        that of plain Chainer has been timed, else over all that have followed plans.
+        """
+        predicted = one['guided_iterations'] and one['predicted_seconds']
+        alone = StepTimes(one['iteration_seconds'], one['busy_seconds'], predicted)
+        timed, count = one['plain_seconds'], one['step_iterations']
+        if timed and count > 1:
+            if one['step'] is None:  # too few have run since the last recording
+                return alone, None
+            return one['step'].divide(count), timed[0] / count
+        guided = [kind for kind in one['kinds'] if kind['state'] == Stage.GUIDED.value]
+        if timed or len(guided) < 2:
+            return alone, timed[0] if timed else one['in_core_seconds']
+        names = 'seconds', 'busy_seconds', 'predicted_seconds', 'in_core_seconds'
+        total = sum(kind['iterations'] for kind in guided)
+        *means, plain = (
+            sum(kind['iterations'] * kind[name] for kind in guided) / total
+            for name in names
+        )
+        return StepTimes(*means), plain

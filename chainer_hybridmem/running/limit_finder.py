@@ -54,8 +54,8 @@ class LimitFinder:
     Attributes:
         limit_bytes (int or None): What has been found; None if there is no limit.
         in_core_bytes (int or None): What plain Chainer needs, if it is known.
-        plain_seconds (list of float): Of iterations of plain Chainer, where all are of
-            one kind and have been timed.
+        plain_seconds (list of float): Of steps of plain Chainer that have been timed.
+        step_iterations (int): Of a step; 0 if none has repeated.
         is_over (bool): Whether there is nothing to find any more.
         reason (str): Why there is no limit although one was asked for.
         has_begun (bool): Whether an iteration that is to show it has.
@@ -103,8 +103,11 @@ class LimitFinder:
 
     @property
     def plain_seconds(self) -> list[float]:
-        recorder = self._recorder
-        return recorder.plain_step_seconds if recorder.plain_iterations == 1 else []
+        return self._recorder.plain_step_seconds
+
+    @property
+    def step_iterations(self) -> int:
+        return self._recorder.plain_iterations
 
     def start_backward(self) -> bool:
         """A backward is about to run without a session; whether one is due then."""

@@ -1,9 +1,9 @@
 """Records the step that a program repeats, while the program runs.
 
 Note: [two sessions]
-    The first one leaves plain Chainer as it is and shows its peak. Its hooks cost time
-    all the same, so that the next steps run without a session where its time is asked
-    for. The second session records. Each lasts until the program has repeated a step in
+    The first one leaves plain Chainer as it is and shows its peak, which grows no more
+    in its last step. Its hooks cost time all the same, so that the next steps run
+    without a session where its time is asked for. The second session records. Each lasts until the program has repeated a step in
     which every optimizer that lives updates: a critic that is trained several times in
     a row is no step. The second one also lasts until iterations under its plan are
     timed: while they are recorded, they take much longer. Networks that are trained one
@@ -154,6 +154,7 @@ class StepRecorder:
         self.single = False
         self._seen = 0  # iterations of the session
         self._updates: list[list[int]] = []  # of each optimizer, after each of them
+        self._peaks: dict[int, int] = {}  # until then, in bytes; of plain Chainer
         self.plain_peak_bytes = 0
         self.plain_iterations = 0
         self._times_plain = times_plain
@@ -232,9 +233,11 @@ class StepRecorder:
                 f'it ends after {format_count(self._seen, "iteration")}; let it train '
                 f'for longer'
             )
-        if not repeats and self._seen < PLAIN_ITERATIONS:
-            return False
         self.plain_peak_bytes = session.statistics()['peak_bytes']
+        self._peaks[len(self._updates) - 1] = self.plain_peak_bytes
+        settled = repeats and not self._has_grown(len(step))
+        if not settled and self._seen < PLAIN_ITERATIONS:
+            return False
         self._measures = False
         if repeats:
             self.plain_iterations = len(step)
@@ -244,6 +247,15 @@ class StepRecorder:
                     lambda: sum(self._count_updates()), updates, session.clock
                 )
         return True
+
+    def _has_grown(self, iterations: int) -> bool:
+        """Whether the newest iterations have needed more than all before.
+
+        A session counts what the program makes once it has begun: neither the first
+        batch nor, in the second step, the one before it.
+        """
+        now = len(self._updates) - 1
+        return self._peaks.get(now - iterations, 0) < self._peaks[now]
 
     def _count_updates_of(self, iterations: int) -> int:
         """Updates of all optimizers in the newest iterations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import re
@@ -40,6 +41,7 @@ from chainer_hybridmem.running.step_recorder import (
 )
 from chainer_hybridmem.training.devices.host.memory import HostMemory
 from chainer_hybridmem.training.session.guides.forecast import forecast, with_spare
+from chainer_hybridmem.training.session.results import StepTimes
 from chainer_hybridmem.training.session.session import active_session
 from chainer_hybridmem.training.session.setting.options import OPTIONS, RECORDED_WITH
 from chainer_hybridmem.units import parse_bytes
@@ -237,11 +239,11 @@ def test_a_peak_above_that_of_iterations_is_no_share_of_it(in_core, told):
     follower = Follower(LIMIT, {})
     one_model()
     follower.__exit__()
-    follower._figures[-1]['in_core_peak_bytes'] = int(in_core)
+    follower._figures[-1]['plain_peak_bytes'] = int(in_core)
     peak, *_ = follower.describe()
     assert told in peak
     if in_core < LIMIT:
-        follower._figures.append({**follower._figures[-1], 'in_core_peak_bytes': None})
+        follower._figures.append({**follower._figures[-1], 'plain_peak_bytes': None})
         assert 'in-core' not in next(iter(follower.describe()))
 
 
@@ -539,6 +541,20 @@ def test_what_records_obeys_where_not_everything_may_be_swapped(options, generou
     assert figures['guided_iterations'] and not figures['fits']
 
 
+ONE_KIND = {
+    'guided_iterations': 9,
+    'iteration_seconds': 0.4,
+    'busy_seconds': 0.15,
+    'predicted_seconds': 0.145,
+    'in_core_seconds': 0.125,
+    'fits': False,
+    'kinds': [],
+    'step': None,
+    'step_iterations': 1,
+    'stall_seconds': 0.0,
+}
+
+
 @pytest.mark.parametrize(
     ('plain', 'told'),
     [
@@ -551,18 +567,41 @@ def test_a_ratio_has_the_digits_that_are_known(plain, told):
     """What is computed counts: another program has had the processor meanwhile."""
     follower = Follower('60%', {})
     follower.__exit__()
-    follower._figures.append(
+    follower._figures.append({**ONE_KIND, 'plain_seconds': sorted(plain)})
+    assert f'time 400.0 ms / iteration, {told}' in follower._describe_time()
+
+
+@pytest.mark.parametrize(
+    ('plain', 'step', 'told'),
+    [
+        (
+            [0.5],
+            (1.0, 0.8, 0.7),
+            '500.0 ms / iteration, 1.6 times that of plain Chainer',
+        ),
+        ([0.5], None, '400.0 ms / iteration; too few steps have run so to compare it'),
+        ([], None, '175.0 ms / iteration, 1.5 times that of plain Chainer (1.3 pred'),
+    ],
+)
+def test_times_of_several_kinds_are_means(plain, step, told):
+    """Over a step where plain Chainer's is known, else over what has followed plans."""
+    follower = Follower('60%', {})
+    follower.__exit__()
+    kinds = [
         {
-            'guided_iterations': 9,
-            'iteration_seconds': 0.4,
-            'busy_seconds': 0.15,
-            'predicted_seconds': 0.145,
-            'in_core_seconds': 0.125,
-            'fits': False,
+            'state': 'guided',
+            'iterations': count,
+            'seconds': seconds,
+            'busy_seconds': 0.9 * seconds,
+            'predicted_seconds': 0.8 * seconds,
+            'in_core_seconds': 0.6 * seconds,
         }
-    )
-    with mock.patch.object(limit_finder.LimitFinder, 'plain_seconds', plain):
-        assert f'time 400.0 ms / iteration, {told}' in follower._describe_time()
+        for count, seconds in ((3, 0.1), (1, 0.4))
+    ]
+    figures = {'plain_seconds': plain, 'step_iterations': 2, 'kinds': kinds}
+    figures['step'] = step and StepTimes(*step)
+    follower._figures.append({**ONE_KIND, **figures})
+    assert told in follower._describe_time()
 
 
 @pytest.mark.parametrize(
@@ -689,7 +728,7 @@ def test_a_limit_that_was_found_and_is_too_small_is_raised(generous):
     first, last = follower._figures
     assert first['limit_bytes'] < last['peak_bytes'] <= last['limit_bytes']
     _, limit, _ = follower.describe()
-    assert '(auto), raised where a lower one was exceeded; ' in limit
+    assert '(auto), raised where it was exceeded; ' in limit
 
 
 @pytest.mark.parametrize('every', [1, 3, 12])
@@ -719,8 +758,8 @@ def test_a_percentage_follows_a_batch_that_grows(every):
     assert limits and limits == sorted(limits)
     assert max(limits) > 2 * min(limits) or every == 12
     assert not any('Error' in line for line in follower.describe())
-    raised = ', raised where a lower one was exceeded; '
-    assert (raised in follower.describe()[1]) == (len(limits) > 1)
+    told = r', (exceeded|looked for anew where it was exceeded); '
+    assert bool(re.search(told, follower.describe()[1])) == (len(limits) > 1)
 
 
 def test_a_percentage_that_does_for_a_step_only_is_looked_for_once_more_at_most():
@@ -756,6 +795,58 @@ def test_a_percentage_that_does_for_a_step_only_is_looked_for_once_more_at_most(
         train_in_turns()
     follower.__exit__()
     assert len(follower._figures) <= 2
+
+
+def test_a_percentage_is_not_looked_for_again_and_again_for_what_is_no_part_of_a_step():
+    """Every fifth step an evaluation needs more, which no step shows."""
+    follower = Follower('85%', {})
+    np.random.seed(0)
+    models = Layers(), Layers()
+    optimizers = [chainer.optimizers.Adam().setup(model) for model in models]
+    x, more = np.ones((500, 64), np.float32), np.ones((9000, 64), np.float32)
+
+    def train_and_evaluate() -> None:
+        for step in range(60):
+            for model, optimizer in zip(models, optimizers, strict=True):
+                loss = model(x)
+                model.cleargrads()
+                loss.backward()
+                optimizer.update()
+            if step % 5 == 4:
+                with chainer.no_backprop_mode():
+                    models[0](more)
+
+    with pytest.raises(OutOfMemoryError, match='a limit known to do is'), follower:
+        train_and_evaluate()
+    assert len(follower._figures) <= 2
+
+
+@pytest.mark.parametrize('last', [20, 29])
+def test_what_exceeds_a_percentage_before_a_program_ends_is_told(last):
+    """It is an error, as with a size, or what has trained since had no limit."""
+    follower = Follower('70%', {})
+    np.random.seed(0)
+    model = Layers()
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    held: list[Any] = []
+
+    def hold_more_and_more() -> None:
+        for i in range(30):
+            if i >= last:
+                held.append(np.zeros(10**6, np.float32))
+            loss = model(np.ones((1000, 64), np.float32))
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+
+    error = pytest.raises(OutOfMemoryError) if last == 29 else contextlib.nullcontext()
+    with error, follower:
+        hold_more_and_more()
+    _, limit, _, *more = follower.describe()
+    assert ', exceeded' in limit
+    if last == 20:
+        assert more[0].startswith('what has trained last had no limit: ')
+    assert re.match(r'[\d.]+ MiB .*: --memory-limit [\d.]+MiB', more[-1])
 
 
 def test_a_second_thread_is_refused_while_the_first_one_trains():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.planning.records.plan import Action, Plan
@@ -22,7 +22,32 @@ from chainer_hybridmem.training.session.iterations.observation import Instrument
 from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.training.session.setting.runtime import Runtime
 
+FEWEST_STEPS = 2  # that a median tells anything of
 FITTING_ITERATIONS = 3  # in a row, after which nothing is expected to leave
+
+
+class StepTimes(NamedTuple):
+    """Of a step, as the median of the newest ones.
+
+    Attributes:
+        seconds (float): It takes.
+        busy_seconds (float): Of these, it computes or waits for copies.
+        predicted_seconds (float or None): Likewise, where iterations follow a plan.
+    """
+
+    seconds: float
+    busy_seconds: float
+    predicted_seconds: float | None
+
+    def divide(self, count: int) -> StepTimes:
+        """Of one of so many iterations, in the mean."""
+        seconds, busy, predicted = self
+        return StepTimes(seconds / count, busy / count, predicted and predicted / count)
+
+
+def _predict(entry: Entry) -> float:
+    plan = entry['plan'] if entry['guided'] else None
+    return float(entry['busy_seconds'] if plan is None else plan.predicted_seconds)
 
 
 class Results:
@@ -131,9 +156,32 @@ class Results:
                 self._options, state, self._history, self.find_planned()
             ),
             'cached': cached,
+            'plain_peak_bytes': self._find_plain_peak(),
             'unplanned': unplanned,
             'fits': self.fits,
         }
+
+    def _find_plain_peak(self) -> int | None:
+        problems = [g.problem for g in self._guidebook if g.problem is not None]
+        peaks = [problem.in_core.plain_peak_bytes for problem in problems]
+        known = [peak for peak in peaks if peak is not None]
+        whole = len(known) == len(peaks) > 0
+        return self._history.plain.of(max(known) if whole else None)
+
+    def time_steps(self, iterations: int) -> StepTimes | None:
+        """See :meth:`.Session.time_steps`."""
+        steps = self._history.find_steps(iterations)
+        if len(steps) < FEWEST_STEPS:
+            return None
+        seconds, busy, predicted = (
+            statistics.median(sum(map(of, step)) for step in steps)
+            for of in (
+                lambda entry: entry['seconds'],
+                lambda entry: entry['busy_seconds'],
+                _predict,
+            )
+        )
+        return StepTimes(seconds, busy, predicted)
 
     def list_seconds(self) -> list[float]:
         """See :meth:`.Session.iteration_times`."""

@@ -59,7 +59,7 @@ from chainer_hybridmem.training.session.report import (
     session_report,
     title_of,
 )
-from chainer_hybridmem.training.session.results import Results
+from chainer_hybridmem.training.session.results import Results, StepTimes
 from chainer_hybridmem.training.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.options import (
@@ -497,6 +497,14 @@ class Session:
         Of all guided iterations, as long as there is none; of the newest 1000 at most.
         """
         return self._results.list_seconds()
+
+    def time_steps(self, iterations: int) -> StepTimes | None:
+        """Times of whole steps since anything was recorded; None if there are too few.
+
+        Args:
+            iterations: Of a step, which may be of several kinds.
+        """
+        return self._results.time_steps(iterations)
 
     def know_plain_peak(self, seen_bytes: int | None) -> None:
         """Takes what plain Chainer has been seen to need; None: that is not known."""

@@ -8,6 +8,7 @@ counts as the iteration's, and so twice: the peak is told too high rather than t
 from __future__ import annotations
 
 import collections
+import itertools
 import statistics
 import weakref
 from typing import Any
@@ -21,6 +22,7 @@ from chainer_hybridmem.training.splitting import Splitter
 NEWEST_ALIKE = 100  # iterations that the median of a kind is made of
 MOST = 1000  # kinds; what comes later is counted together
 GUIDED = Stage.GUIDED.value
+LEARNING = Stage.WARM_UP.value, Stage.PROFILING.value
 
 Figures = dict[str, Any]
 
@@ -36,6 +38,7 @@ class _KindHistory:
             'peak_bytes': 0,
         }
         self._seconds: collections.deque[float] = collections.deque(maxlen=NEWEST_ALIKE)
+        self._busy: collections.deque[float] = collections.deque(maxlen=NEWEST_ALIKE)
 
     def count(self, entry: Figures, guide: Guide | None) -> None:
         figures = self._figures
@@ -46,11 +49,14 @@ class _KindHistory:
         for name in ('swapped_bytes', 'recomputed_bytes', 'evictions', 'restores'):
             figures[name] = entry[name]
         figures['predicted_seconds'] = plan.predicted_seconds if plan else None
+        figures['in_core_seconds'] = plan.in_core_seconds if plan else None
         figures['predicted_peak_bytes'] = plan.predicted_peak_bytes if plan else None
         self._seconds.append(entry['seconds'])
+        self._busy.append(entry['busy_seconds'])
 
     def figures(self) -> Figures:
-        return {**self._figures, 'seconds': statistics.median(self._seconds)}
+        seconds, busy = map(statistics.median, (self._seconds, self._busy))
+        return {**self._figures, 'seconds': seconds, 'busy_seconds': busy}
 
 
 class IterationKinds:
@@ -73,8 +79,9 @@ class IterationKinds:
         Args:
             state: See :attr:`.Session.state`.
             guide: What it has followed; None if that was nothing.
-            entry: Its figures, as the history has them.
+            entry: Its figures, as the history has them; gets the state.
         """
+        entry['state'] = state
         self._find(state, guide).count(entry, guide)
 
     def _find(self, state: str, guide: Guide | None) -> _KindHistory:
@@ -99,10 +106,10 @@ class IterationKinds:
 
         Returns:
             list of dict: ``state``, ``operations`` (None without a signature),
-            ``iterations``, ``seconds`` (median of the newest), ``peak_bytes`` (the
-            largest), ``predicted_seconds`` and ``predicted_peak_bytes`` (None without a
-            plan), and of the newest iteration ``swapped_bytes``, ``recomputed_bytes``,
-            ``evictions`` and ``restores``.
+            ``iterations``, ``seconds`` and ``busy_seconds`` (medians of the newest),
+            ``peak_bytes`` (the largest), ``predicted_seconds``, ``in_core_seconds`` and
+            ``predicted_peak_bytes`` (None without a plan), and of the newest iteration
+            ``swapped_bytes``, ``recomputed_bytes``, ``evictions`` and ``restores``.
         """
         return [kind.figures() for kind in self._all]
 
@@ -296,6 +303,26 @@ class IterationHistory:
         guided = _all_but('verified', self._guided[-NEWEST:])
         predicted = [e for e in guided if e['plan'] is plan]
         return _all_but('evaluates', predicted or _of_plan(guided, plan))
+
+    def find_steps(self, iterations: int) -> list[list[Entry]]:
+        """The newest whole steps since anything was recorded, the newest first.
+
+        Args:
+            iterations: Of a step.
+        """
+        newest = reversed(self.entries[-NEWEST:])
+        settled = [*itertools.takewhile(lambda e: e['state'] not in LEARNING, newest)]
+        steps = [
+            settled[end - iterations : end]
+            for end in range(iterations, len(settled) + 1, iterations)
+        ]
+        checked = [any(e['verified'] or e['evaluates'] for e in step) for step in steps]
+        plain = [
+            step
+            for step, is_checked in zip(steps, checked, strict=True)
+            if not is_checked
+        ]
+        return plain or steps
 
     def maxima(self, plan: Plan | None) -> list[Entry]:
         """The largest figures of iterations that have followed a plan.

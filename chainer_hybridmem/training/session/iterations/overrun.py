@@ -147,6 +147,7 @@ class Overrun:
             collections.Counter()
         )  # by the program when they begin, beside feature maps, at most
         self._concluded = False
+        self._is_replaced = False  # the limit, by another one
         self.told = ''
         self.raise_limit: Callable[[Needs], bool] | None = None
         self.needs: Needs | None = None
@@ -154,7 +155,8 @@ class Overrun:
     @property
     def is_possible(self) -> bool:
         """Whether the limit may give way."""
-        return not self._concluded and self._memory.reclaim_error is None
+        ends = self._concluded and not self._is_replaced
+        return not ends and self._memory.reclaim_error is None
 
     @property
     def is_under_way(self) -> bool:
@@ -247,7 +249,8 @@ class Overrun:
             return None
         self.needs = outside_limit(self._find_needs)  # updates have needed more
         if self.raise_limit is not None and self.raise_limit(self.needs):
-            self._concluded = True  # beyond the limit until the session is left
+            # Beyond the limit until the session is left.
+            self._concluded = self._is_replaced = True
             return None
         self._memory.restore_limit()
         hint = '' if self.needs.complete else self._explainer.hint_at_recording()
