@@ -515,12 +515,14 @@ class Follower:
             return 'no function has run for a backward since an optimizer had a model'
         if self._backwards:
             return (
-                'it trains without an optimizer of Chainer, so that its model is '
-                'unknown; call setup() of one, or put hybridmem.optimize() around the '
-                'loop'
+                'the program trains without an optimizer of Chainer, so that its model '
+                'is unknown; call setup() of one, or put hybridmem.optimize() around '
+                'the loop'
             )
         what = 'has failed' if self._failed else 'does not train'
-        return f'it {what}: no optimizer has got a model, and no backward has run'
+        return (
+            f'the program {what}: no optimizer has got a model, and no backward has run'
+        )
 
     def _describe_peak(self) -> str:
         plain_bytes = self._finder.in_core_bytes

@@ -82,7 +82,7 @@ class LimitFinder:
         records = memory_limit == AUTO or profile is not None
         self.is_over = not (self._share or records)
         self.reason = (
-            f'it has ended before iterations have shown what {memory_limit} is'
+            f'the program has ended before iterations have shown what {memory_limit} is'
         )
         told = {name: options[name] for name in RECORDED_WITH if name in options}
         if self.limit_bytes is not None:

@@ -3,12 +3,13 @@
 Note: [two sessions]
     The first one leaves plain Chainer as it is and shows its peak, which grows no more
     in its last step. Its hooks cost time all the same, so that the next steps run
-    without a session where its time is asked for. The second session records. Each lasts until the program has repeated a step in
-    which every optimizer that lives updates: a critic that is trained several times in
-    a row is no step. The second one also lasts until iterations under its plan are
-    timed: while they are recorded, they take much longer. Networks that are trained one
-    after the other never have such a step, so neither session waits for it for ever.
-    Where a limit holds meanwhile, there is only the second one.
+    without a session where its time is asked for. The second session records. Each
+    lasts until the program has repeated a step in which every optimizer that lives
+    updates: a critic that is trained several times in a row is no step. The second one
+    also lasts until iterations under its plan are timed: while they are recorded, they
+    take much longer. Networks that are trained one after the other never have such a
+    step, so neither session waits for it for ever. Where a limit holds meanwhile, there
+    is only the second one.
 """
 
 from __future__ import annotations
@@ -230,8 +231,8 @@ class StepRecorder:
             return True
         if has_ended:
             raise SessionError(
-                f'it ends after {format_count(self._seen, "iteration")}; let it train '
-                f'for longer'
+                f'the program ends after {format_count(self._seen, "iteration")}; let '
+                f'it train for longer'
             )
         self.plain_peak_bytes = session.statistics()['peak_bytes']
         self._peaks[len(self._updates) - 1] = self.plain_peak_bytes

@@ -159,6 +159,20 @@ def test_it_is_not_suggested_where_it_does_not_help(limit, options):
     assert "cross_iteration='all'" not in str(caught.value)
 
 
+def test_it_is_not_suggested_where_the_update_needs_more_than_there_is():
+    """All states have been made before there was a limit."""
+    model = Net()
+    optimizer = chainer.optimizers.Adam().setup(model)
+    optimizer.update(model, X)
+    model.cleargrads()
+    with pytest.raises(OutOfMemoryError) as caught:
+        with hybridmem.optimize(model, int(3.5 * PARAMETERS), splitting=False):
+            for _ in range(3):
+                optimizer.update(model, X)
+    assert 'asked for in operation' in str(caught.value)
+    assert "cross_iteration='all'" not in str(caught.value)
+
+
 def test_it_is_not_suggested_for_what_an_update_needs():
     def train(model, optimizer):
         step(model, optimizer)

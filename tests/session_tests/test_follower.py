@@ -297,8 +297,8 @@ def test_what_the_first_iterations_cannot_show(limit, says):
     peak_bytes = session.statistics()['peak_bytes']
     (told,) = follower.describe()
     found = re.search(
-        rf'it ends after 1 iteration; let it train for longer, or name a size: it '
-        rf'needs ([\d.]+ \w+){says}$',
+        rf'the program ends after 1 iteration; let it train for longer, or name a '
+        rf'size: it needs ([\d.]+ \w+){says}$',
         told,
     )
     named = [parse_bytes(size) for size in found.groups()]
@@ -317,7 +317,7 @@ def test_what_the_first_iterations_cannot_show(limit, says):
 def test_a_program_that_does_not_train(error, why):
     follower = Follower(LIMIT, {})
     follower.__exit__(error and SystemExit, error)
-    assert re.search(f'not applied: it {why}: ', follower.describe()[0])
+    assert re.search(f'not applied: the program {why}: ', follower.describe()[0])
 
 
 @pytest.mark.parametrize('limit', ['20%', '1MB'])
@@ -925,8 +925,8 @@ def only_set_up() -> None:
     ('program', 'reason'),
     [
         (only_own, 'the program has a session of its own'),
-        (only_infers, 'it does not train: no optimizer has got a model'),
-        (an_sgd_of_its_own, 'it trains without an optimizer of Chainer'),
+        (only_infers, 'the program does not train: no optimizer has got a model'),
+        (an_sgd_of_its_own, 'the program trains without an optimizer of Chainer'),
         (only_set_up, 'no function has run for a backward since'),
     ],
 )

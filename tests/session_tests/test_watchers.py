@@ -142,7 +142,7 @@ def test_a_limit_holds_while_it_is_recorded():
     ('program', 'reason'),
     [
         (differs, 'too few of 16 iterations have computed the same'),
-        (few, 'it ends after 2 iterations; let it train for longer'),
+        (few, 'the program ends after 2 iterations; let it train for longer'),
         (infers, 'no optimizer of Chainer has got a model'),
         (only_set_up, 'no function has run for a backward since'),
         (own_session, 'it has a session of its own'),

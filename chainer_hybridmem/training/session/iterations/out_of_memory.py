@@ -168,7 +168,7 @@ class OutOfMemoryExplainer:
         if missing <= 0:
             pieces = ' What is free lies in pieces.'
         elif moment.in_operation and not options.cross_iteration:
-            crossing = crossing_hint(self._model, device, missing)
+            crossing = crossing_hint(self._model, device, missing, limit_bytes)
         return FailedAllocation(
             f'{format_bytes(requested)} asked for {moment.text} do not fit: '
             f'{" of ".join(format_apart(used, limit_bytes))} are in use, and nothing '
@@ -263,17 +263,28 @@ class OutOfMemoryExplainer:
         return f' In use are {", ".join(told)}.' if told else ''
 
 
-def crossing_hint(model: chainer.Link, device: Device, missing_bytes: int) -> str:
+def crossing_hint(
+    model: chainer.Link, device: Device, missing_bytes: int, limit_bytes: int
+) -> str:
     """What ``cross_iteration`` can do for an operation that does not fit.
 
-    Optimizer states leave for an operation, also where no plan is followed yet.
+    Optimizer states leave for an operation, also where no plan is followed yet. The
+    update needs them all, beside parameters and gradients.
 
     Args:
         model: Whose states may leave.
         device: Must have room for the copies.
         missing_bytes: What is to leave.
+        limit_bytes: The memory limit.
     """
     states = [owner for owner in owners_of(model) if isinstance(owner, StateOwner)]
+    parameters = [p.array for p in model.params() if p.array is not None]
+    together = [
+        *(owner.nbytes for owner in states),
+        *(2 * p.nbytes for p in parameters),
+    ]
+    if sum(together) > limit_bytes:
+        return ''
     sizes = [owner.nbytes for owner in states if owner.nbytes >= MINIMUM_MAP_BYTES]
     room_bytes = sum(device.copies.host_room(tier) for tier in Tier)
     if not 0 < missing_bytes <= min(sum(sizes), room_bytes):
