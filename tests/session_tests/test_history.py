@@ -176,3 +176,20 @@ def test_a_plan_predicted_anew_is_the_same_plan(plans: list[Plan]) -> None:
     assert figures['iteration_seconds'] == long.added[-1]['seconds']
     largest = max(e['peak_bytes'] for e in (*before, long.added[-1]))
     assert figures['guided_peak_bytes'] == largest
+
+
+def test_steps_are_whole_and_lie_after_the_last_recording(plans: list[Plan]) -> None:
+    long = Long()
+    for number in range(9):
+        long.add(plans[0], guided=True, verified=number == 8)
+    entries = long.history.entries
+    for number, entry in enumerate(entries):
+        entry['state'] = 'profiling' if number == 1 else 'guided'
+
+    def find(iterations: int) -> list[list[int]]:
+        steps = long.history.find_steps(iterations)
+        return [[entries.index(entry) for entry in step] for step in steps]
+
+    assert find(2) == [[5, 6], [3, 4]]  # what is verified takes its time
+    assert find(7) == [[2, 3, 4, 5, 6, 7, 8]]  # there is no other
+    assert find(8) == []

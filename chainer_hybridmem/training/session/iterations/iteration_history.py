@@ -8,7 +8,6 @@ counts as the iteration's, and so twice: the peak is told too high rather than t
 from __future__ import annotations
 
 import collections
-import itertools
 import statistics
 import weakref
 from typing import Any
@@ -311,18 +310,16 @@ class IterationHistory:
             iterations: Of a step.
         """
         newest = reversed(self.entries[-NEWEST:])
-        settled = [*itertools.takewhile(lambda e: e['state'] not in LEARNING, newest)]
-        steps = [
-            settled[end - iterations : end]
-            for end in range(iterations, len(settled) + 1, iterations)
-        ]
-        checked = [any(e['verified'] or e['evaluates'] for e in step) for step in steps]
-        plain = [
+        # One that was interrupted as it ended has no state.
+        learns = [entry.get('state') in LEARNING for entry in newest]
+        settled = learns.index(True) if True in learns else len(learns)
+        ends = range(len(self.entries), 0, -iterations)[: settled // iterations]
+        steps = [self.entries[end - iterations : end] for end in ends]
+        return [
             step
-            for step, is_checked in zip(steps, checked, strict=True)
-            if not is_checked
-        ]
-        return plain or steps
+            for step in steps
+            if not any(entry['verified'] or entry['evaluates'] for entry in step)
+        ] or steps
 
     def maxima(self, plan: Plan | None) -> list[Entry]:
         """The largest figures of iterations that have followed a plan.
