@@ -177,8 +177,9 @@ class Follower:
         self._failed = error is not None and getattr(error, 'code', 1) not in (None, 0)
         if isinstance(error, SystemExit):
             kind = error = trace = None
-        if error is None and self._finding is not None and self.trains_here:
-            self._finder.look(self._finding, has_ended=True)
+        finding = self._finding if self._unmet is None else None
+        if error is None and finding is not None and self.trains_here:
+            self._finder.look(finding, has_ended=True)
         self._leave(kind, error, trace)
 
     def begin(self) -> None:
@@ -416,7 +417,7 @@ class Follower:
         self._figures, self._backwards = [], 0
         self._verdicts = []
         self._caught, self._exceeded, self._raised = '', False, False
-        self._needs = self._refusal = None
+        self._needs = self._unmet = self._refusal = None
         self._static.asked = False
         self._report = report
         self._renew_finder()
@@ -440,14 +441,8 @@ class Follower:
                 self._describe_limit(),
                 self._describe_time(),
             ]
-        if self._unmet is not None:
-            lines.append(
-                'what has trained last had no limit: the program has ended before '
-                'there was another one'
-            )
-        elif self._asked is not None and not (
-            self._figures and self._finder.limit_bytes
-        ):
+        held = self._figures and self._finder.limit_bytes and self._unmet is None
+        if self._asked is not None and not held:
             what = ' to what has trained last' if self._figures else ''
             lines.append(f'the limit was not applied{what}: {self._find_reason()}')
         if self._caught:
@@ -509,9 +504,14 @@ class Follower:
             return 'the program has a session of its own'
         if self.refused:
             return 'a session was refused, as the error says'
+        finder = self._finder
+        if self._unmet is not None and (finder.limit_bytes or not finder.is_over):
+            return (
+                'one was exceeded, and the program has ended before there was another'
+            )
         if self._optimizers:
-            if self._finder.has_begun:
-                return self._finder.reason
+            if finder.has_begun:
+                return finder.reason
             return 'no function has run for a backward since an optimizer had a model'
         if self._backwards:
             return (
@@ -620,7 +620,7 @@ class Follower:
             if one['step'] is None:  # too few have run since the last recording
                 return alone, None
             return one['step'].divide(count), timed[0] / count
-        guided = [kind for kind in one['kinds'] if kind['state'] == Stage.GUIDED.value]
+        guided = [kind for kind in one['kinds'] if kind['predicted_seconds']]
         if timed or len(guided) < 2:
             return alone, timed[0] if timed else one['in_core_seconds']
         names = 'seconds', 'busy_seconds', 'predicted_seconds', 'in_core_seconds'

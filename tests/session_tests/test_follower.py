@@ -845,7 +845,10 @@ def test_what_exceeds_a_percentage_before_a_program_ends_is_told(last):
     _, limit, _, *more = follower.describe()
     assert ', exceeded' in limit
     if last == 20:
-        assert more[0].startswith('what has trained last had no limit: ')
+        assert more[0] == (
+            'the limit was not applied to what has trained last: one was exceeded, and '
+            'the program has ended before there was another'
+        )
     assert re.match(r'[\d.]+ MiB .*: --memory-limit [\d.]+MiB', more[-1])
 
 
