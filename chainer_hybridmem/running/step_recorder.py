@@ -89,13 +89,14 @@ class PlainTimer:
         self._updates = updates
         self._clock = clock
         self._begun: tuple[int, float] | None = None
+        self._is_whole = False  # the step under way; the first may lack its beginning
         self._seen = 0  # backward passes
         self.seconds: list[float] = []
 
     @property
     def is_over(self) -> bool:
         """Whether enough steps are timed, or none repeats any more."""
-        most = (TIMED_STEPS + 1) * PLAIN_ITERATIONS
+        most = (TIMED_STEPS + 2) * PLAIN_ITERATIONS
         return len(self.seconds) == TIMED_STEPS or self._seen >= most
 
     def start_backward(self) -> None:
@@ -106,7 +107,9 @@ class PlainTimer:
             before, start = self._begun
             if updates < before + self._updates:
                 return
-            self.seconds.append(now - start)
+            if self._is_whole:
+                self.seconds.append(now - start)
+            self._is_whole = True
         self._begun = updates, now
 
 

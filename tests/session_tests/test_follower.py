@@ -258,7 +258,7 @@ def test_sessions_know_what_the_iterations_without_a_limit_have_needed():
 
 def test_what_trains_without_a_limit_in_the_end_is_told():
     follower = Follower('60%', {})
-    two_models(more=6)  # the second one for six, in which the first one is not
+    two_models(more=7)  # the second one for six, in which the first one is not
     follower.__exit__()
     _, limit, _, last = follower.describe()
     assert '3 iterations, ' in limit
@@ -632,6 +632,8 @@ def test_plain_chainer_is_timed_without_a_session():
     """Of a step with two backward passes, from one update to the next."""
     updates, now = [0], [0.0]
     timer = PlainTimer(lambda: updates[0], 1, lambda: now[0])
+    timer.start_backward()  # perhaps the second one of a step
+    updates[0] += 1
     for step in range(TIMED_STEPS):
         timer.start_backward()
         now[0] += 1.0

@@ -13,6 +13,7 @@ from chainer_hybridmem.planning.simulation.problem import with_plain_peak
 from chainer_hybridmem.training.session.guides.guide import Guide, Stage
 from chainer_hybridmem.training.session.guides.guidebook import GuideBook
 from chainer_hybridmem.training.session.iterations.iteration_history import (
+    FEWEST_STEPS,
     NEWEST,
     Entry,
     IterationHistory,
@@ -22,7 +23,6 @@ from chainer_hybridmem.training.session.iterations.observation import Instrument
 from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.training.session.setting.runtime import Runtime
 
-FEWEST_STEPS = 2  # that a median tells anything of
 FITTING_ITERATIONS = 3  # in a row, after which nothing is expected to leave
 
 

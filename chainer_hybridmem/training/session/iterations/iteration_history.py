@@ -8,6 +8,7 @@ counts as the iteration's, and so twice: the peak is told too high rather than t
 from __future__ import annotations
 
 import collections
+import itertools
 import statistics
 import weakref
 from typing import Any
@@ -22,6 +23,7 @@ NEWEST_ALIKE = 100  # iterations that the median of a kind is made of
 MOST = 1000  # kinds; what comes later is counted together
 GUIDED = Stage.GUIDED.value
 LEARNING = Stage.WARM_UP.value, Stage.PROFILING.value
+FEWEST_STEPS = 2  # that a median tells anything of
 
 Figures = dict[str, Any]
 
@@ -304,22 +306,24 @@ class IterationHistory:
         return _all_but('evaluates', predicted or _of_plan(guided, plan))
 
     def find_steps(self, iterations: int) -> list[list[Entry]]:
-        """The newest whole steps since anything was recorded, the newest first.
+        """The newest whole steps in which nothing was recorded, the newest first.
+
+        Those since the last recording, if there are :data:`FEWEST_STEPS`.
 
         Args:
             iterations: Of a step.
         """
-        newest = reversed(self.entries[-NEWEST:])
-        # One that was interrupted as it ended has no state.
-        learns = [entry.get('state') in LEARNING for entry in newest]
-        settled = learns.index(True) if True in learns else len(learns)
-        ends = range(len(self.entries), 0, -iterations)[: settled // iterations]
-        steps = [self.entries[end - iterations : end] for end in ends]
+        entries = self.entries[-NEWEST:]
+        ends = range(len(entries), iterations - 1, -iterations)
+        steps = [entries[end - iterations : end] for end in ends]
+        settled = [*itertools.takewhile(_is_settled, steps)]
+        if len(settled) < FEWEST_STEPS:
+            settled = [*filter(_is_settled, steps)]
         return [
             step
-            for step in steps
+            for step in settled
             if not any(entry['verified'] or entry['evaluates'] for entry in step)
-        ] or steps
+        ] or settled
 
     def maxima(self, plan: Plan | None) -> list[Entry]:
         """The largest figures of iterations that have followed a plan.
@@ -332,6 +336,11 @@ class IterationHistory:
     def all_maxima(self) -> list[Entry]:
         """The largest figures of all iterations, by what they have followed."""
         return self._maxima
+
+
+def _is_settled(step: list[Entry]) -> bool:
+    """Whether nothing was recorded; one that was interrupted has no state."""
+    return not any(entry.get('state') in LEARNING for entry in step)
 
 
 def _all_but(name: str, guided: list[Entry]) -> list[Entry]:
