@@ -480,7 +480,7 @@ class Follower:
         refusal = self._refusal
         if needs is not None:
             nbytes = needs.named_bytes
-            told = 'will do'
+            told = 'will do for steps like these'
             if not needs.complete:
                 told = 'did for what has run; more may be needed'
         elif refusal is not None:

@@ -275,9 +275,9 @@ def test_what_a_child_could_not_write_leaves_the_exit_status(folder):
 def test_a_profile_that_cannot_be_written_ends_nothing(folder):
     (folder / 'files').mkdir()
     source = PROGRAM.replace('import gc', "import gc, os\nos.rmdir('files')")
-    (folder / 'program.py').write_text(source.replace('range(6)', 'range(12)'))
+    (folder / 'program.py').write_text(source.replace('range(6)', 'range(16)'))
     status, out, err = run(folder, '--profile', 'files/p.json', 'program.py')
-    assert (status, len(out)) == (7, 13)
+    assert (status, len(out)) == (7, 17)
     assert len(err) == 1
     assert re.match(r'hybridmem: no profile: .*p.json cannot be written: ', err[0])
 

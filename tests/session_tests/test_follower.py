@@ -281,7 +281,7 @@ def test_a_program_that_catches_the_error_is_told_of():
     assert follower._peak_bytes == peak_bytes
     *_, told, last = follower.describe()
     assert told == f'the program has caught this error: {caught[0]}'
-    assert re.search(r'will do: --memory-limit [\d.]+MiB$', last)
+    assert re.search(r'will do for steps like these: --memory-limit [\d.]+MiB$', last)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_the_last_line_names_a_limit_that_does(limit):
     with pytest.raises(MemoryError), follower:
         one_model(20)
     *_, last = follower.describe()
-    found = re.fullmatch(r'[\d.]+ \w+ will do: --memory-limit (\S+)', last)
+    found = re.fullmatch(r'[\d.]+ \w+ will do for steps like these: --memory-limit (\S+)', last)
     assert found and found[1].endswith(limit[-1])
     with Follower(found[1], {'splitting': False}) as follower:
         one_model(20)
