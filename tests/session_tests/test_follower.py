@@ -327,7 +327,8 @@ def test_the_last_line_names_a_limit_that_does(limit):
     with pytest.raises(MemoryError), follower:
         one_model(20)
     *_, last = follower.describe()
-    found = re.fullmatch(r'[\d.]+ \w+ will do for steps like these: --memory-limit (\S+)', last)
+    does = r'[\d.]+ \w+ will do for steps like these: --memory-limit (\S+)'
+    found = re.fullmatch(does, last)
     assert found and found[1].endswith(limit[-1])
     with Follower(found[1], {'splitting': False}) as follower:
         one_model(20)
