@@ -52,6 +52,7 @@ RETURNED = (
     'planning.records.measured_timeline.MemoryEvent',
     'training.execution.verifier.Verdict',
     'training.session.iterations.overrun.Needs',
+    'training.session.results.StepTimes',
     'extras.inference_session.InferenceSession',
     'forecasting.batch_estimate.Estimate',
     'forecasting.batches.LargestBatch',
