@@ -13,9 +13,10 @@ Note: [callbacks]
     What a handler raises inside of one is printed and dropped, also before the first
     line of the callback has run: nothing that is written in it can hold a signal. So
     what has been dropped so in a callback of ours, or in one that runs while we collect
-    garbage, is raised once more in its thread, after the callback. So is Ctrl-C in any
-    callback: that of a weak table is a function of Python's :mod:`weakref`, whoever
-    has the table. What runs most often, in :mod:`.by_owner`, is no code of Python's.
+    garbage, is raised once more in its thread, after the callback and at the end of
+    what Ctrl-C waits for. So is Ctrl-C in any callback: that of a weak table is a
+    function of Python's :mod:`weakref`, whoever has the table. What runs most often, in
+    :mod:`.by_owner`, is no code of Python's.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class HeldBack:
         self._former: Any = None
         self._pending = False
         self._entered = 0, ''  # identity and name of the frame that has entered
+        self.late: list[BaseException] = []  # to be raised at the end
 
     def __enter__(self) -> HeldBack:
         former = signal.getsignal(signal.SIGINT)
@@ -62,6 +64,11 @@ class HeldBack:
     def __exit__(self, *error: object) -> None:
         if self._former is not None:
             signal.signal(signal.SIGINT, self._former)
+            outer = _find_held(self._former)
+            if outer is not None:
+                outer.late += self.late
+            elif self.late:
+                raise self.late.pop()
             if self._pending:
                 # The frame that it came in may be over: it has no callers then.
                 self._former(signal.SIGINT, sys._getframe(1))
@@ -80,6 +87,12 @@ class HeldBack:
         while frame is not None and _identify(frame) != self._entered:
             frame = frame.f_back
         return frame is not None
+
+
+def _find_held(handler: Any) -> HeldBack | None:
+    """What holds Ctrl-C back, if that is whose handler it is."""
+    held = getattr(handler, '__self__', None)
+    return held if isinstance(held, HeldBack) else None
 
 
 def _identify(frame: FrameType) -> tuple[int, str]:
@@ -240,12 +253,28 @@ def _looks(thread: int) -> bool:
     return frame is not None
 
 
+def _hold_late(error: BaseException) -> bool:
+    """Has what Ctrl-C waits for raise an error at its end; whether it runs."""
+    held = _find_held(signal.getsignal(signal.SIGINT))
+    if held is None:
+        return False
+    held.late.append(error)
+    if _find_held(signal.getsignal(signal.SIGINT)) is held:
+        return True
+    with contextlib.suppress(IndexError):  # it has ended meanwhile
+        held.late.pop()
+        return False
+    return True
+
+
 def _raise_in(thread: int, error: BaseException) -> None:
     """Has another thread raise an error in the code that it runs next."""
     import ctypes  # which every start of Python would pay for
 
     while _looks(thread):  # what is raised in there is dropped for good
         timing.sleep(_HOOK_SECONDS)
+    if thread == threading.main_thread().ident and _hold_late(error):
+        return
     kind = type(error)
     # Python makes the error of a class by itself; this makes this very one.
     again = type(kind.__name__, (kind,), {'__new__': lambda *_: error})

@@ -366,6 +366,35 @@ class Weak:
     """What a weak table can have as a key."""
 
 
+@pytest.mark.parametrize('depth', [1, 2])
+def test_what_is_raised_once_more_waits_for_what_holds_ctrl_c_back(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would stop halfway what must not, such as the end of a session."""
+    late: list[Callable[[], Any]] = []
+
+    def keep(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        late.append(functools.partial(function, *arguments))
+
+    monkeypatch.setattr(interrupts._thread, 'start_new_thread', keep)
+    signals, done, watched = interrupts.LostSignals(), [], Weak()
+    reference = weakref.ref(watched, lambda _: signal.raise_signal(signal.SIGINT))
+    signals.watch()
+    try:
+        del watched
+        monkeypatch.undo()
+        with pytest.raises(KeyboardInterrupt), contextlib.ExitStack() as stack:
+            for _ in range(depth):
+                stack.enter_context(HeldBack())
+            thread = threading.Thread(target=late[0])
+            thread.start()
+            thread.join()
+            done.append(True)
+    finally:
+        signals.leave()
+    assert done and reference() is None
+
+
 @pytest.mark.parametrize(
     ('callback', 'number'),
     [
