@@ -254,7 +254,7 @@ def _looks(thread: int) -> bool:
 
 
 def _hold_late(error: BaseException) -> bool:
-    """Has what Ctrl-C waits for raise an error at its end; whether it runs."""
+    """Has what holds Ctrl-C back raise an error at its end; False: nothing does."""
     held = _find_held(signal.getsignal(signal.SIGINT))
     if held is None:
         return False

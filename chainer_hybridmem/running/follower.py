@@ -64,7 +64,6 @@ from chainer_hybridmem.units import (
 ENOUGH_ITERATIONS = 2  # inside a percentage, that have shown that it does
 GROWN = 1.05  # times what has been measured, which measurements may differ by
 IN_VAIN = 1.01  # times what was found before, that another look finds no more than
-UNTIMED = 'plain Chainer was not timed'
 MOST_SPREAD = 0.01  # of two plain iterations, with which two decimals are told
 
 
@@ -393,7 +392,7 @@ class Follower:
         iterations = self._finder.step_iterations
         return {
             **session.statistics(),
-            'step': session.time_steps(iterations) if iterations else None,
+            'step': session.time_steps(iterations) if iterations > 1 else None,
             'step_iterations': iterations,
             'plain_seconds': sorted(self._finder.plain_seconds),
         }
@@ -594,8 +593,9 @@ class Follower:
             stalled = one['stall_seconds']
             if stalled:
                 told += f', of which {format_seconds(stalled)} wait for copies'
-            few = 'too few steps have run so to compare it'
-            return f'{told}; {few if one["plain_seconds"] else UNTIMED}'
+            if one['plain_seconds']:
+                return f'{told}; too few steps have run so to compare it'
+            return f'{told}; plain Chainer was not timed'
         # Two decimals only if two runs agree in them.
         timed = one['plain_seconds']  # the first one is least disturbed
         agree = len(timed) > 1 and timed[1] <= timed[0] * (1 + MOST_SPREAD)

@@ -158,7 +158,7 @@ class StepRecorder:
         self.single = False
         self._seen = 0  # iterations of the session
         self._updates: list[list[int]] = []  # of each optimizer, after each of them
-        self._peaks: dict[int, int] = {}  # until then, in bytes; of plain Chainer
+        self._peaks: dict[int, int] = {}  # in bytes, after so many of them
         self.plain_peak_bytes = 0
         self.plain_iterations = 0
         self._times_plain = times_plain
@@ -198,7 +198,7 @@ class StepRecorder:
         if self._timer is not None and not self._timer.is_over:
             return None
         self._seen = 0
-        self._updates = [self._count_updates()]
+        self._updates, self._peaks = [self._count_updates()], {}
         if self._measures:
             return SteppingSession.plain(models)
         return RecordingSession(

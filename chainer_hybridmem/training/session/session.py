@@ -499,7 +499,7 @@ class Session:
         return self._results.list_seconds()
 
     def time_steps(self, iterations: int) -> StepTimes | None:
-        """Times of whole steps since anything was recorded; None if there are too few.
+        """Times of whole steps in which nothing was recorded; None: there are too few.
 
         Args:
             iterations: Of a step, which may be of several kinds.
