@@ -54,9 +54,9 @@ class SteppingSession(Session):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Tells seconds of the program: on a CPU, those that its thread computes."""
+        """Tells seconds of the program; on a CPU, without other programs' ones."""
         issued = self._runtime.device.clock.asynchronous
-        return timing.now if issued else timing.spent
+        return timing.now if issued else timing.undelayed
 
     @classmethod
     def plain(cls, model: Model) -> SteppingSession:

@@ -601,7 +601,7 @@ class Follower:
         agree = len(timed) > 1 and timed[1] <= timed[0] * (1 + MOST_SPREAD)
         decimals = 2 if agree else 1
         told += (
-            f', {times.busy_seconds / plain:.{decimals}f} times that of plain Chainer'
+            f', {times.own_seconds / plain:.{decimals}f} times that of plain Chainer'
         )
         if times.predicted_seconds:
             told += f' ({times.predicted_seconds / plain:.{decimals}f} predicted)'
@@ -614,7 +614,7 @@ class Follower:
         that of plain Chainer has been timed, else over all that have followed plans.
         """
         predicted = one['guided_iterations'] and one['predicted_seconds']
-        alone = StepTimes(one['iteration_seconds'], one['busy_seconds'], predicted)
+        alone = StepTimes(one['iteration_seconds'], one['own_seconds'], predicted)
         timed, count = one['plain_seconds'], one['step_iterations']
         if timed and count > 1:
             if one['step'] is None:  # too few have run since the last recording
@@ -623,7 +623,7 @@ class Follower:
         guided = [kind for kind in one['kinds'] if kind['predicted_seconds']]
         if timed or len(guided) < 2:
             return alone, timed[0] if timed else one['in_core_seconds']
-        names = 'seconds', 'busy_seconds', 'predicted_seconds', 'in_core_seconds'
+        names = 'seconds', 'own_seconds', 'predicted_seconds', 'in_core_seconds'
         total = sum(kind['iterations'] for kind in guided)
         *means, plain = (
             sum(kind['iterations'] * kind[name] for kind in guided) / total

@@ -47,7 +47,7 @@ def run_two_operations(
     clock = Clock(asynchronous)
     device: Any = types.SimpleNamespace(clock=clock, memory=NOTHING)
     monkeypatch.setattr(timing, 'now', clock.mark)
-    monkeypatch.setattr(timing, 'spent', clock.mark)
+    monkeypatch.setattr(timing, 'delayed', lambda: 0.0)
     watch = stopwatch.Stopwatch(device, hook_seconds)
     watch.enter()
     clock.passes(0.25)()
@@ -101,20 +101,18 @@ def test_what_the_stopwatch_takes_itself_is_no_work_of_hooks(monkeypatch):
 
 
 def test_another_program_that_has_the_processor_is_left_out(monkeypatch):
-    """The clock goes on, and the thread computes nothing."""
+    """The clock goes on, also in the update, which may wait for data."""
     clock = Clock(False)
     device: Any = types.SimpleNamespace(clock=clock, memory=NOTHING)
     others = [0.0]
     monkeypatch.setattr(timing, 'now', clock.mark)
-    monkeypatch.setattr(timing, 'spent', lambda: clock.now - others[0])
+    monkeypatch.setattr(timing, 'delayed', lambda: others[0])
     watch = stopwatch.Stopwatch(device)
     for starts in (True, True, False):
         watch.enter()
         watch.leave(starts)
-        clock.passes(3.0)()
-        if starts:
-            clock.passes(3.0)()
-            others[0] += 3.0
+        clock.passes(6.0)()
+        others[0] += 3.0
     watch.enter()
     assert [one.device_seconds for one in watch.times()] == [3.0, 3.0, 3.0]
 
@@ -123,7 +121,7 @@ def test_what_fails_is_left_out_as_well(monkeypatch):
     clock = Clock(False)
     device: Any = types.SimpleNamespace(clock=clock, memory=NOTHING)
     monkeypatch.setattr(timing, 'now', clock.mark)
-    monkeypatch.setattr(timing, 'spent', clock.mark)
+    monkeypatch.setattr(timing, 'delayed', lambda: 0.0)
     watch = stopwatch.Stopwatch(device)
     watch.enter()
 

@@ -545,7 +545,7 @@ def test_what_records_obeys_where_not_everything_may_be_swapped(options, generou
 ONE_KIND = {
     'guided_iterations': 9,
     'iteration_seconds': 0.4,
-    'busy_seconds': 0.15,
+    'own_seconds': 0.15,
     'predicted_seconds': 0.145,
     'in_core_seconds': 0.125,
     'fits': False,
@@ -593,7 +593,7 @@ def test_times_of_several_kinds_are_means(plain, step, told):
             'state': 'guided',
             'iterations': count,
             'seconds': seconds,
-            'busy_seconds': 0.9 * seconds,
+            'own_seconds': 0.9 * seconds,
             'predicted_seconds': 0.8 * seconds,
             'in_core_seconds': 0.6 * seconds,
         }

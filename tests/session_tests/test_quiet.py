@@ -538,8 +538,8 @@ def test_very_many_kinds_are_counted_together(monkeypatch):
     )
     guides = [Guide([('f', k)]) for k in range(5)]
     for guide in 2 * guides:
-        kinds.count('guided', guide, {**entry, 'seconds': 1.0, 'busy_seconds': 1.0})
-    kinds.count('passive', None, {**entry, 'seconds': 3.0, 'busy_seconds': 2.0})
+        kinds.count('guided', guide, {**entry, 'seconds': 1.0, 'own_seconds': 1.0})
+    kinds.count('passive', None, {**entry, 'seconds': 3.0, 'own_seconds': 2.0})
     found = kinds.collect()
     assert [kind['iterations'] for kind in found] == [2, 2, 2, 4, 1]
     assert found[-1]['seconds'] == 3.0 and found[3]['operations'] is None

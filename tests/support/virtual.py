@@ -257,7 +257,7 @@ class Machine:
         with contextlib.ExitStack() as stack:
             for module, name, other in (
                 (timing, 'now', self.now),
-                (timing, 'spent', self.now),
+                (timing, 'delayed', lambda: 0.0),
                 (timing, 'sleep', self.sleep),
                 (host_device, 'HostCopyEngine', make),
                 (link_measurement, 'measure_link', self._measure_link),

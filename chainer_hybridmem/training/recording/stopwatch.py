@@ -14,10 +14,9 @@ Note: [hooks cost time]
     and the other processes of an iteration they take longer than in a trial.
 
 Note: [busy machines]
-    Where issuing is computing, operations are timed by the clock, and then brought to
-    what the thread has computed: while another program has the processor, the clock
-    goes on. An all-reduce waits for other processes, and the update for data as well,
-    so that the clock counts there.
+    While another program has the processor, the clock goes on: where issuing is
+    computing, each operation is brought to its share without such delays. Waits count:
+    an all-reduce waits for other processes, and the update for data as well.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ SAMPLES = 64  # of what the stopwatch itself takes in a hook
 def measure_hook(device: Device) -> float:
     """Seconds that a stopwatch takes in each hook."""
     watch = Stopwatch(device)
-    began = timing.spent()
+    began = timing.undelayed()
     for _ in range(SAMPLES):
         watch.enter()
         watch.leave()
-    return (timing.spent() - began) / SAMPLES
+    return (timing.undelayed() - began) / SAMPLES
 
 
 class Stopwatch(Hooks, Observer):
@@ -78,21 +77,17 @@ class Stopwatch(Hooks, Observer):
         self._inside = False  # of a hook
         self._acts = False  # a wait or replay is under way
         self._waited = 0.0  # seconds, within replays
-        self._spent: Seconds = {}  # by the thread until hooks end, but for waits
-        self._idle = 0.0  # by the thread, in waits
+        self._delays: list[float] = []  # of the thread, in seconds until hooks begin
 
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
-        if not self.calls:
-            self._spent[-1] = timing.spent()
         super().enter()
+        self._delays.append(timing.delayed())
         self._inside = True
 
     def leave(self, starts_operation: bool = False) -> None:
         """The session's hook ends, perhaps the one before an operation."""
-        if not starts_operation:  # the update may begin
-            self._spent[self.newest] = timing.spent() - self._idle
         super().leave(starts_operation)
         self._inside = False
 
@@ -104,12 +99,10 @@ class Stopwatch(Hooks, Observer):
         self._moved[hook] += taken - (self._left_out[hook] - left_out)
 
     def wait(self, kind: str, storage: int, action: Callable[[], None]) -> None:
-        spent = timing.spent()
         if self._acts:
             self._waited += self._time(action)
         else:
             self._leave_out(action)
-        self._idle += timing.spent() - spent
 
     def replay(self, operation: int, action: Callable[[], None]) -> None:
         if self._acts:
@@ -147,30 +140,24 @@ class Stopwatch(Hooks, Observer):
         To be called in the hook that ends the iteration, when the device has
         finished its work.
         """
-        found = [
-            Times(
+        found = []
+        for k, (start, end) in enumerate(self.operations()):
+            times = Times(
                 self.device_seconds(start, end),
                 self.host_seconds(start, end),
                 self._replays[k],
                 sum(map(self._session_seconds, range(start, end))),
                 sum(self._moved[h] for h in range(start, end)),
             )
-            for k, (start, end) in enumerate(self.operations())
-        ]
-        return self._without_others(found) if self._computes else found
+            share = self._undelayed_share(start, end) if self._computes else 1.0
+            found.append(Times(*(share * one for one in times)))
+        return found
 
-    def _without_others(self, found: list[Times]) -> list[Times]:
-        """The times, as if no other program had run; see [busy machines]."""
-        after = len(self.starts)  # the first operation after backward
-        last, _ = self.operations()[after]
-        # That hook is the operation's.
-        seconds = sum(map(sum, found[:after])) + self._session_seconds(last)
-        if seconds <= 0:
-            return found
-        own = self._hook_seconds * (last + 1)
-        ratio = max(self._spent[last] - self._spent[-1] - own, 0.0) / seconds
-        scaled = [Times(*(ratio * one for one in times)) for times in found[:after]]
-        return [*scaled, *found[after:]]
+    def _undelayed_share(self, start: int, end: int) -> float:
+        """Of the time between two hooks; see [busy machines]."""
+        whole = self.calls[end].entered_seconds - self.calls[start].entered_seconds
+        delayed = self._delays[end] - self._delays[start]
+        return 1.0 - min(delayed / whole, 1.0) if whole > 0 else 1.0
 
     def device_seconds(self, start: int, end: int) -> float:
         """See :class:`.Hooks`; without what has left in between."""

@@ -31,23 +31,23 @@ class StepTimes(NamedTuple):
 
     Attributes:
         seconds (float): It takes.
-        busy_seconds (float): Of these, it computes or waits for copies.
+        own_seconds (float): Of these, no other program has the processor.
         predicted_seconds (float or None): Likewise, where iterations follow a plan.
     """
 
     seconds: float
-    busy_seconds: float
+    own_seconds: float
     predicted_seconds: float | None
 
     def divide(self, count: int) -> StepTimes:
         """Of one of so many iterations, in the mean."""
-        seconds, busy, predicted = self
-        return StepTimes(seconds / count, busy / count, predicted and predicted / count)
+        seconds, own, predicted = self
+        return StepTimes(seconds / count, own / count, predicted and predicted / count)
 
 
 def _predict(entry: Entry) -> float:
     plan = entry['plan'] if entry['guided'] else None
-    return float(entry['busy_seconds'] if plan is None else plan.predicted_seconds)
+    return float(entry['own_seconds'] if plan is None else plan.predicted_seconds)
 
 
 class Results:
@@ -173,15 +173,15 @@ class Results:
         steps = self._history.find_steps(iterations)
         if len(steps) < FEWEST_STEPS:
             return None
-        seconds, busy, predicted = (
+        seconds, own, predicted = (
             statistics.median(sum(map(of, step)) for step in steps)
             for of in (
                 lambda entry: entry['seconds'],
-                lambda entry: entry['busy_seconds'],
+                lambda entry: entry['own_seconds'],
                 _predict,
             )
         )
-        return StepTimes(seconds, busy, predicted)
+        return StepTimes(seconds, own, predicted)
 
     def list_seconds(self) -> list[float]:
         """See :meth:`.Session.iteration_times`."""
@@ -312,7 +312,7 @@ def _times(recent: _Recent, plan: Plan | None) -> Figures:
     in_core = plan.in_core_seconds if plan else None
     return {
         'iteration_seconds': seconds,
-        'busy_seconds': recent.median('busy_seconds'),
+        'own_seconds': recent.median('own_seconds'),
         'predicted_seconds': plan.predicted_seconds if plan else None,
         'in_core_seconds': in_core,
         'lower_bound_seconds': plan.lower_bound_seconds if plan else None,

@@ -90,10 +90,10 @@ class Iteration:
     __slots__ = (
         '__weakref__',
         '_end_seconds',
-        '_end_spent',
+        '_end_delayed',
         '_older',
         '_start_seconds',
-        '_start_spent',
+        '_start_delayed',
         'backward_seen',
         'categories',
         'dead_bytes',
@@ -135,9 +135,9 @@ class Iteration:
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
         self.knows = self.evaluates = False
-        self._start_seconds = self._start_spent = 0.0
+        self._start_seconds = self._start_delayed = 0.0
         self._end_seconds: float | None = None
-        self._end_spent = 0.0
+        self._end_delayed = 0.0
 
     # -- beginning and end ----------------------------------------------------
     def follow(self, guide: Guide | None) -> None:
@@ -164,7 +164,7 @@ class Iteration:
         self.quiet, self.wary = quiet, wary
         self.fingerprint = 0 if quiet else None
         self.started = True
-        self._start_seconds, self._start_spent = timing.now(), timing.spent()
+        self._start_seconds, self._start_delayed = timing.now(), timing.delayed()
 
     @property
     def seconds(self) -> float:
@@ -173,10 +173,11 @@ class Iteration:
         return end - self._start_seconds
 
     @property
-    def spent_seconds(self) -> float:
-        """That the program's thread has computed since then."""
-        end = timing.spent() if self._end_seconds is None else self._end_spent
-        return end - self._start_spent
+    def own_seconds(self) -> float:
+        """Of these, those in which no other program had the processor."""
+        ended = self._end_seconds is not None
+        delayed = self._end_delayed if ended else timing.delayed()
+        return max(self.seconds - (delayed - self._start_delayed), 0.0)
 
     def note_evaluation(self, issued: bool) -> None:
         """The program evaluates.
@@ -187,7 +188,7 @@ class Iteration:
         """
         self.evaluates = True
         if self._end_seconds is None and self.is_complete and not issued:
-            self._end_seconds, self._end_spent = timing.now(), timing.spent()
+            self._end_seconds, self._end_delayed = timing.now(), timing.delayed()
 
     @property
     def is_complete(self) -> bool:

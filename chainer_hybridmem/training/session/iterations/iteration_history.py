@@ -39,7 +39,7 @@ class _KindHistory:
             'peak_bytes': 0,
         }
         self._seconds: collections.deque[float] = collections.deque(maxlen=NEWEST_ALIKE)
-        self._busy: collections.deque[float] = collections.deque(maxlen=NEWEST_ALIKE)
+        self._own: collections.deque[float] = collections.deque(maxlen=NEWEST_ALIKE)
 
     def count(self, entry: Figures, guide: Guide | None) -> None:
         figures = self._figures
@@ -53,11 +53,11 @@ class _KindHistory:
         figures['in_core_seconds'] = plan.in_core_seconds if plan else None
         figures['predicted_peak_bytes'] = plan.predicted_peak_bytes if plan else None
         self._seconds.append(entry['seconds'])
-        self._busy.append(entry['busy_seconds'])
+        self._own.append(entry['own_seconds'])
 
     def figures(self) -> Figures:
-        seconds, busy = map(statistics.median, (self._seconds, self._busy))
-        return {**self._figures, 'seconds': seconds, 'busy_seconds': busy}
+        seconds, own = map(statistics.median, (self._seconds, self._own))
+        return {**self._figures, 'seconds': seconds, 'own_seconds': own}
 
 
 class IterationKinds:
@@ -107,7 +107,7 @@ class IterationKinds:
 
         Returns:
             list of dict: ``state``, ``operations`` (None without a signature),
-            ``iterations``, ``seconds`` and ``busy_seconds`` (medians of the newest),
+            ``iterations``, ``seconds`` and ``own_seconds`` (medians of the newest),
             ``peak_bytes`` (the largest), ``predicted_seconds``, ``in_core_seconds`` and
             ``predicted_peak_bytes`` (None without a plan), and of the newest iteration
             ``swapped_bytes``, ``recomputed_bytes``, ``evictions`` and ``restores``.
@@ -217,7 +217,7 @@ class IterationHistory:
     def add(
         self,
         seconds: float,
-        spent_seconds: float,
+        own_seconds: float,
         counters: Counters,
         plan: Plan | None,
         guided: bool,
@@ -230,7 +230,7 @@ class IterationHistory:
 
         Args:
             seconds: It took.
-            spent_seconds: Of these, the program's thread has computed.
+            own_seconds: Of these, no other program had the processor.
             counters: What it has moved.
             plan: What it may have followed.
             guided: Whether it has followed it.
@@ -245,7 +245,6 @@ class IterationHistory:
         before, self._placed_before = self._placed_before, placed
         if self._is_draft:
             before, self._is_draft = placed, False
-        stalled = device.copies.take_stall_seconds()
         entry = {
             'guided': float(guided),
             'verified': float(verified),
@@ -254,8 +253,8 @@ class IterationHistory:
             'disk_bytes': device.copies.disk_bytes,
             'plan': plan,
             'seconds': seconds,
-            'stall_seconds': stalled,
-            'busy_seconds': min(seconds, spent_seconds + stalled),
+            'stall_seconds': device.copies.take_stall_seconds(),
+            'own_seconds': own_seconds,
             'peak_bytes': device.memory.peak_bytes,
             'swapped_bytes': counters.swapped_out_bytes + counters.swapped_in_bytes,
             'recomputed_bytes': counters.recomputed_bytes,

@@ -141,7 +141,7 @@ class Learning:
             self._note_plain_peak(iteration, problem)
         entry = self._history.add(
             seconds,
-            seconds if issued else iteration.spent_seconds,
+            seconds if issued else min(seconds, iteration.own_seconds),
             self._executor.counters,
             None if guide is None else guide.plan,
             guided,
