@@ -45,8 +45,11 @@ from chainer_hybridmem.training.chainer_access.beginnings import Beginnings
 from chainer_hybridmem.training.chainer_access.models import name_device, one_model
 from chainer_hybridmem.training.execution.verifier import Verdict
 from chainer_hybridmem.training.session.guides.guide import Stage
+from chainer_hybridmem.training.session.iterations.iteration_history import (
+    StepTimes,
+    mean_times,
+)
 from chainer_hybridmem.training.session.iterations.overrun import Needs
-from chainer_hybridmem.training.session.results import StepTimes
 from chainer_hybridmem.training.session.session import Session, active_session, optimize
 from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.training.session.setting.runtime import FreeMemory, SessionRules
@@ -620,13 +623,6 @@ class Follower:
             if one['step'] is None:  # too few have run since the last recording
                 return alone, None
             return one['step'].divide(count), timed[0] / count
-        guided = [kind for kind in one['kinds'] if kind['predicted_seconds']]
-        if timed or len(guided) < 2:
-            return alone, timed[0] if timed else one['in_core_seconds']
-        names = 'seconds', 'own_seconds', 'predicted_seconds', 'in_core_seconds'
-        total = sum(kind['iterations'] for kind in guided)
-        *means, plain = (
-            sum(kind['iterations'] * kind[name] for kind in guided) / total
-            for name in names
-        )
-        return StepTimes(*means), plain
+        if timed:
+            return alone, timed[0]
+        return mean_times(one['kinds']) or (alone, one['in_core_seconds'])

@@ -41,7 +41,7 @@ from chainer_hybridmem.running.step_recorder import (
 )
 from chainer_hybridmem.training.devices.host.memory import HostMemory
 from chainer_hybridmem.training.session.guides.forecast import forecast, with_spare
-from chainer_hybridmem.training.session.results import StepTimes
+from chainer_hybridmem.training.session.iterations.iteration_history import StepTimes
 from chainer_hybridmem.training.session.session import active_session
 from chainer_hybridmem.training.session.setting.options import OPTIONS, RECORDED_WITH
 from chainer_hybridmem.units import parse_bytes

@@ -16,6 +16,7 @@ import chainer_hybridmem as hybridmem
 from chainer_hybridmem.errors import OutOfMemoryError, SessionError
 from chainer_hybridmem.training.execution import ledger
 from chainer_hybridmem.training.recording import Recorder
+from chainer_hybridmem.training.session import report as report_module
 from chainer_hybridmem.training.session.guides.guide import Guide
 from chainer_hybridmem.training.session.guides.guidebook import GuideBook
 from chainer_hybridmem.training.session.iterations import (
@@ -522,6 +523,28 @@ def test_a_report_shows_every_kind_of_iteration():
     lines = session.report().splitlines()
     for kind in kinds:
         assert any(line.split()[0] == kind['state'] for line in lines if line)
+
+
+def test_times_are_means_over_all_kinds_that_follow_plans():
+    """A plan is that of one kind; what it is for stands before it."""
+    _, session = train(data=2 * DATA, memory_limit=TIGHT)
+    figures = {**session.statistics(), 'iteration_seconds': 9.0, 'own_seconds': 9.0}
+    guided = next(kind for kind in figures['kinds'] if kind['state'] == 'guided')
+    times = ('seconds', 4.0), ('own_seconds', 3.0), ('predicted_seconds', 2.0)
+    first = {**guided, **dict(times), 'in_core_seconds': 1.0, 'iterations': 3}
+    second = {**first, 'own_seconds': 2.0, 'seconds': 2.0, 'iterations': 1}
+
+    def report(*kinds: dict[str, Any]) -> str:
+        told = {**figures, 'kinds': kinds}
+        return report_module.session_report(told, session.plan, session.profile)
+
+    several, one = report(first, second), report(first)
+    assert '2.000 s / 2.750 s (prediction -27.3%)' in several
+    assert 's / iteration with other programs     3.500 s' in several
+    assert '+100.0% / +175.0%' in several
+    own = session.profile.first_update
+    assert f'of iterations of {own} operations' in several
+    assert '/ 9.000 s' in one and 'of iterations of' not in one
 
 
 def test_a_report_of_one_kind_has_no_table_of_kinds():

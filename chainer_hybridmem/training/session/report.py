@@ -38,11 +38,16 @@ from chainer_hybridmem.reporting.tables import (
     named_values,
     told,
 )
+from chainer_hybridmem.training.session.iterations.iteration_history import (
+    StepTimes,
+    mean_times,
+)
 from chainer_hybridmem.units import format_bound, format_count
 
 if TYPE_CHECKING:
     from chainer_hybridmem.training.execution.verifier import Verdict
 
+DELAYED = 1.05  # times as long with other programs as without: worth a row
 MOST_KINDS = 16  # of iterations that a report shows: the most frequent ones
 NOT_ENTERED = 'not entered: use it in a `with` statement'
 STALE = ', which are stale: iterations are faster (retime() times again)'
@@ -57,9 +62,7 @@ LIMITED = (
         '{predicted_peak_bytes:bytes} / {guided_peak_bytes:bytes}',
     ),
 )
-OF_THE_PLAN = (
-    *ACTIONS,
-    SOURCES,
+TIMES = (
     Row(
         's / iteration, predicted / measured',
         '{predicted_seconds:seconds} / {measured_seconds:seconds}{error}',
@@ -69,6 +72,12 @@ OF_THE_PLAN = (
         'overhead, predicted / measured',
         '{predicted_overhead:difference}{older} / {measured_overhead:difference}',
     ),
+    Row('s / iteration with other programs', '{seconds:seconds}', 'is_delayed'),
+)
+OF_THE_PLAN = (
+    Row('plan', 'of iterations of {operations:operation}', 'is_one_of_several'),
+    *ACTIONS,
+    SOURCES,
     Row('lower bound of any plan', '{bound} for the recorded times{stale}'),
     Row('stalled, measured', '{stall_seconds:seconds}', 'measured_seconds'),
     Row('copied / iteration', '{swapped_bytes:bytes}', 'measured_seconds'),
@@ -149,6 +158,7 @@ def session_report(
         peaks = s['in_core_peak_bytes'], s['in_core_peak_in_parts_bytes']
         rows += [in_core_row(*peaks), *told(LIMITED, s, MISSING)]
     if plan is not None and profile is not None:
+        rows += told(TIMES, _time_figures(s), MISSING)
         rows += told(OF_THE_PLAN, _plan_figures(s, plan, profile), MISSING)
     rows += rule_rows(costs)
     host_limit = s['host_limit_bytes']
@@ -167,10 +177,28 @@ def session_report(
     return '\n'.join([named_values(title, rows), *_kinds(s['kinds'])])
 
 
+def _time_figures(s: dict[str, Any]) -> dict[str, Any]:
+    """Of an iteration that follows a plan; the mean over kinds if there are several."""
+    alone = StepTimes(s['iteration_seconds'], s['own_seconds'], s['predicted_seconds'])
+    times, in_core = mean_times(s['kinds']) or (alone, s['in_core_seconds'])
+    measured = times.own_seconds if s['guided_iterations'] else None
+    predicted = times.predicted_seconds or 0.0
+    delayed = measured is not None and times.seconds > DELAYED * measured
+    return {
+        **times._asdict(),
+        'in_core_seconds': in_core,
+        'measured_seconds': measured,
+        'error': f' (prediction {predicted / measured - 1:+.1%})' if measured else '',
+        'predicted_overhead': predicted / in_core - 1,
+        'older': ' without older graphs' if s['older_bytes'] else '',
+        'measured_overhead': measured / in_core - 1 if measured else None,
+        'is_delayed': delayed,
+    }
+
+
 def _plan_figures(s: dict[str, Any], plan: Plan, profile: Profile) -> dict[str, Any]:
     """The statistics with what only the plan and its profile tell."""
-    measured = s['iteration_seconds'] if s['guided_iterations'] else None
-    predicted, in_core = s['predicted_seconds'], s['in_core_seconds']
+    measured = s['own_seconds'] if s['guided_iterations'] else None
     bound = s['lower_bound_seconds']
     stale = measured is not None and measured < bound
     return {
@@ -180,10 +208,8 @@ def _plan_figures(s: dict[str, Any], plan: Plan, profile: Profile) -> dict[str, 
         'exchanged_bytes': profile.exchanged_bytes,
         'by': plan.planner,
         'measured_seconds': measured,
-        'error': f' (prediction {predicted / measured - 1:+.1%})' if measured else '',
-        'predicted_overhead': predicted / in_core - 1,
-        'older': ' without older graphs' if s['older_bytes'] else '',
-        'measured_overhead': measured / in_core - 1 if measured else None,
+        'operations': profile.first_update,
+        'is_one_of_several': mean_times(s['kinds']) is not None,
         'bound': format_bound(bound, s['gap']),
         'stale': STALE if stale else '',
     }
@@ -273,7 +299,7 @@ def _run(
         figures['planned_limit_bytes'] = plan.memory_limit_bytes
     if statistics['guided_iterations'] and statistics['iteration_seconds']:
         figures |= {
-            'measured_seconds': statistics['iteration_seconds'],
+            'measured_seconds': statistics['own_seconds'],
             'measured_peak_bytes': statistics['guided_peak_bytes'],
             'measured_stall_seconds': statistics['stall_seconds'],
             'measured_parts': statistics['split'],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any, NamedTuple
+from typing import Any
 
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.planning.records.plan import Action, Plan
@@ -17,6 +17,7 @@ from chainer_hybridmem.training.session.iterations.iteration_history import (
     NEWEST,
     Entry,
     IterationHistory,
+    StepTimes,
 )
 from chainer_hybridmem.training.session.iterations.loop import Loop
 from chainer_hybridmem.training.session.iterations.observation import InstrumentSelector
@@ -24,25 +25,6 @@ from chainer_hybridmem.training.session.setting.options import Options
 from chainer_hybridmem.training.session.setting.runtime import Runtime
 
 FITTING_ITERATIONS = 3  # in a row, after which nothing is expected to leave
-
-
-class StepTimes(NamedTuple):
-    """Of a step, as the median of the newest ones.
-
-    Attributes:
-        seconds (float): It takes.
-        own_seconds (float): Of these, no other program has the processor.
-        predicted_seconds (float or None): Likewise, where iterations follow a plan.
-    """
-
-    seconds: float
-    own_seconds: float
-    predicted_seconds: float | None
-
-    def divide(self, count: int) -> StepTimes:
-        """Of one of so many iterations, in the mean."""
-        seconds, own, predicted = self
-        return StepTimes(seconds / count, own / count, predicted and predicted / count)
 
 
 def _predict(entry: Entry) -> float:
@@ -308,16 +290,16 @@ def _host_memory(maxima: list[Entry], options: Options, guide: Guide | None) -> 
 
 
 def _times(recent: _Recent, plan: Plan | None) -> Figures:
-    seconds = recent.median('seconds')
+    own = recent.median('own_seconds')
     in_core = plan.in_core_seconds if plan else None
     return {
-        'iteration_seconds': seconds,
-        'own_seconds': recent.median('own_seconds'),
+        'iteration_seconds': recent.median('seconds'),
+        'own_seconds': own,
         'predicted_seconds': plan.predicted_seconds if plan else None,
         'in_core_seconds': in_core,
         'lower_bound_seconds': plan.lower_bound_seconds if plan else None,
         'gap': plan.gap if plan else None,
-        'overhead': seconds / in_core - 1 if seconds and in_core else None,
+        'overhead': own / in_core - 1 if own and in_core else None,
         'stall_seconds': recent.median('stall_seconds'),
     }
 

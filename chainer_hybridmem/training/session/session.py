@@ -39,6 +39,7 @@ from chainer_hybridmem.training.session.guides.guidebook import GuideBook
 from chainer_hybridmem.training.session.iterations.all_reduce import AllReduce
 from chainer_hybridmem.training.session.iterations.iteration_history import (
     IterationHistory,
+    StepTimes,
 )
 from chainer_hybridmem.training.session.iterations.learning import (
     Learning,
@@ -59,7 +60,7 @@ from chainer_hybridmem.training.session.report import (
     session_report,
     title_of,
 )
-from chainer_hybridmem.training.session.results import Results, StepTimes
+from chainer_hybridmem.training.session.results import Results
 from chainer_hybridmem.training.session.setting.link_measurement import LinkMeasurement
 from chainer_hybridmem.training.session.setting.model_arrays import ModelArrays
 from chainer_hybridmem.training.session.setting.options import (

@@ -89,11 +89,11 @@ class Iteration:
 
     __slots__ = (
         '__weakref__',
-        '_end_seconds',
         '_end_delayed',
+        '_end_seconds',
         '_older',
-        '_start_seconds',
         '_start_delayed',
+        '_start_seconds',
         'backward_seen',
         'categories',
         'dead_bytes',

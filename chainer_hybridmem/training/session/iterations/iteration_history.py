@@ -11,7 +11,7 @@ import collections
 import itertools
 import statistics
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from chainer_hybridmem.planning.records.plan import Plan
 from chainer_hybridmem.training.devices.protocol import Device, PlaceFigures
@@ -26,6 +26,44 @@ LEARNING = Stage.WARM_UP.value, Stage.PROFILING.value
 FEWEST_STEPS = 2  # that a median tells anything of
 
 Figures = dict[str, Any]
+
+
+class StepTimes(NamedTuple):
+    """Of a step, as the median of the newest ones.
+
+    Attributes:
+        seconds (float): It takes.
+        own_seconds (float): Of these, no other program has the processor.
+        predicted_seconds (float or None): Likewise, where iterations follow a plan.
+    """
+
+    seconds: float
+    own_seconds: float
+    predicted_seconds: float | None
+
+    def divide(self, count: int) -> StepTimes:
+        """Of one of so many iterations, in the mean."""
+        seconds, own, predicted = self
+        return StepTimes(seconds / count, own / count, predicted and predicted / count)
+
+
+def mean_times(kinds: list[dict[str, Any]]) -> tuple[StepTimes, float] | None:
+    """Times of an iteration in the mean over kinds that follow plans, and in-core.
+
+    None unless there are several of them.
+
+    Args:
+        kinds: From :meth:`.Session.statistics`.
+    """
+    guided = [kind for kind in kinds if kind['predicted_seconds'] is not None]
+    if len(guided) < 2:
+        return None
+    total = sum(kind['iterations'] for kind in guided)
+    *means, in_core = (
+        sum(kind['iterations'] * kind[name] for kind in guided) / total
+        for name in ('seconds', 'own_seconds', 'predicted_seconds', 'in_core_seconds')
+    )
+    return StepTimes(*means), in_core
 
 
 class _KindHistory:
