@@ -5,7 +5,8 @@ Note: [two sessions]
     in its last step. Its hooks cost time all the same, so that the next steps run
     without a session where its time is asked for. The second session records. Each
     lasts until the program has repeated a step in which every optimizer that lives
-    updates: a critic that is trained several times in a row is no step. The second one
+    updates, and as often as in the one before: a critic that is trained several times
+    in a row is no step, nor is a backward that only adds to gradients. The second one
     also lasts until iterations under its plan are timed: while they are recorded, they
     take much longer. Networks that are trained one after the other never have such a
     step, so neither session waits for it for ever. Where a limit holds meanwhile, there
@@ -157,7 +158,8 @@ class StepRecorder:
         self._measures = limit is None
         self.single = False
         self._seen = 0  # iterations of the session
-        self._updates: list[list[int]] = []  # of each optimizer, after each of them
+        self._counts: list[int] = []  # of updates by each optimizer, so far
+        self._updates: list[dict[int, int]] = []  # in each of them
         self._peaks: dict[int, int] = {}  # in bytes, after so many of them
         self.plain_peak_bytes = 0
         self.plain_iterations = 0
@@ -198,7 +200,8 @@ class StepRecorder:
         if self._timer is not None and not self._timer.is_over:
             return None
         self._seen = 0
-        self._updates, self._peaks = [self._count_updates()], {}
+        self._take_updates()
+        self._updates, self._peaks = [], {}
         if self._measures:
             return SteppingSession.plain(models)
         return RecordingSession(
@@ -220,11 +223,12 @@ class StepRecorder:
             return False
         if session.iterations > self._seen:
             self._seen = session.iterations
-            self._updates.append(self._count_updates())
+            self._updates.append(self._take_updates())
         step = session.find_step()
         if self.single and isinstance(session, RecordingSession):
             step = step or session.find_untimed()
-        repeats = bool(step) and self._all_update(len(step))
+        repetitions = self._count_repetitions(len(step)) if step else 0
+        step, repeats = step * max(repetitions, 1), repetitions > 0
         if isinstance(session, RecordingSession):
             recorded = [one for one in step if one is not None]
             complete = repeats and len(recorded) == len(step)
@@ -238,14 +242,15 @@ class StepRecorder:
                 f'it train for longer'
             )
         self.plain_peak_bytes = session.statistics()['peak_bytes']
-        self._peaks[len(self._updates) - 1] = self.plain_peak_bytes
+        self._peaks[len(self._updates)] = self.plain_peak_bytes
         settled = repeats and not self._has_grown(len(step))
         if not settled and self._seen < PLAIN_ITERATIONS:
             return False
         self._measures = False
         if repeats:
             self.plain_iterations = len(step)
-            updates = self._count_updates_of(len(step))
+            newest = self._updates[-len(step) :]
+            updates = sum(sum(one.values()) for one in newest)
             if self._times_plain and updates:
                 self._timer = PlainTimer(
                     lambda: sum(self._count_updates()), updates, session.clock
@@ -258,29 +263,33 @@ class StepRecorder:
         A session counts what the program makes once it has begun: neither the first
         batch nor, in the second step, the one before it.
         """
-        now = len(self._updates) - 1
+        now = len(self._updates)
         return self._peaks.get(now - iterations, 0) < self._peaks[now]
-
-    def _count_updates_of(self, iterations: int) -> int:
-        """Updates of all optimizers in the newest iterations."""
-        return sum(self._updates[-1]) - sum(self._updates[-1 - iterations])
 
     def _count_updates(self) -> list[int]:
         optimizers = (reference() for reference in self._optimizers)
         return [0 if one is None else one.t for one in optimizers]
 
-    def _all_update(self, iterations: int) -> bool:
-        """Whether each optimizer that lives has updated in the newest iterations."""
-        if len(self._updates) <= iterations:
-            return False
-        now, before = self._updates[-1], self._updates[-1 - iterations]
-        since = [0] * (len(now) - len(before))  # those that have got a model meanwhile
-        return all(
-            t > old or reference() is None
-            for t, old, reference in zip(
-                now, before + since, self._optimizers, strict=False
-            )
-        )
+    def _take_updates(self) -> dict[int, int]:
+        """How often optimizers, by number, have updated since this was asked last."""
+        before, self._counts = self._counts, self._count_updates()
+        since = [0] * (len(self._counts) - len(before))  # have got a model meanwhile
+        pairs = enumerate(zip(self._counts, before + since, strict=True))
+        return {number: now - old for number, (now, old) in pairs if now > old}
+
+    def _count_repetitions(self, iterations: int) -> int:
+        """How often what repeats comes in a step; 0 as long as no step has.
+
+        Args:
+            iterations: That have computed the same as those before.
+        """
+        updates, seen = self._updates, len(self._updates)
+        alive = {k for k, one in enumerate(self._optimizers) if one() is not None}
+        for count in range(iterations, seen + 1, iterations):
+            newest, before = updates[-count:], updates[-2 * count : -count]
+            if alive <= set().union(*newest) and (self.single or newest == before):
+                return count // iterations
+        return 0
 
     def _take(self, problems: list[Problem], complete: bool) -> None:
         kinds = count_kinds(problems, self.plain_peak_bytes)

@@ -647,6 +647,22 @@ def test_plain_chainer_is_timed_without_a_session():
     assert timer.seconds == [3.0 + step for step in range(TIMED_STEPS)]
 
 
+@pytest.mark.parametrize('passes', [1, 2, 3, 5])
+def test_a_step_has_all_backward_passes_that_add_to_gradients(passes):
+    """They compute the same, and one update comes after them all."""
+    with Follower('80%', {}) as follower:
+        model = Layers()
+        optimizer = chainer.optimizers.SGD(0.1).setup(model)
+        model.cleargrads()
+        for _ in range(TIMED_STEPS + 20):
+            for _ in range(passes):
+                model(np.ones((400, 64), np.float32)).backward()
+            optimizer.update()
+            model.cleargrads()
+    assert follower._figures[-1]['step_iterations'] == passes
+    assert len(follower._figures[-1]['plain_seconds']) == TIMED_STEPS
+
+
 def test_no_limit_is_cheap_where_the_sessions_own_work_is_not():
     """It is in each plan, whatever it moves."""
     kind = Kind(toys.chain())
