@@ -52,6 +52,20 @@ class SteppingSession(Session):
         """Whether iterations of a guide are still to be timed."""
         return False
 
+    def find_least_rest(self, iterations: int) -> float:
+        """Seconds between the iterations of a step, in which a program may evaluate.
+
+        Args:
+            iterations: Of a step.
+        """
+        return self._history.find_least_rest(iterations)
+
+    @property
+    def iterations_peak_bytes(self) -> int:
+        """Highest load of iterations, whatever was there before and beside them."""
+        kinds = self.statistics()['kinds']
+        return max((kind['peak_bytes'] for kind in kinds), default=0)
+
     @property
     def clock(self) -> Callable[[], float]:
         """Tells seconds of the program; on a CPU, without other programs' ones."""
@@ -160,10 +174,11 @@ def record_step(
     session = RecordingSession(model, recording_options(AMPLE_BYTES), parts, timed)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept(one_model(model)))
-        with SteppingSession.plain(model) as plain:
+        plain = SteppingSession.plain(model)
+        with plain:
             for _ in range(PLAIN_STEPS):
                 step(batchsize)
-        peak_bytes = plain.statistics()['peak_bytes']
+        peak_bytes = plain.iterations_peak_bytes
         stack.enter_context(session)
         for _ in range(ITERATIONS):
             before = session.iterations

@@ -395,7 +395,7 @@ class Follower:
         iterations = self._finder.step_iterations
         return {
             **session.statistics(),
-            'step': session.time_steps(iterations) if iterations > 1 else None,
+            'step': session.time_steps(iterations) if iterations else None,
             'step_iterations': iterations,
             'plain_seconds': sorted(self._finder.plain_seconds),
         }
@@ -569,8 +569,16 @@ class Follower:
             found += f', {how} where it was exceeded'
         return (
             f'limit {limit}{found}; {format_count(iterations, "iteration")}{where}, '
-            f'{guided} of them with a plan{"" if guided else self._explain_no_plan()}'
+            f'{guided} of them with a plan{self._explain_others(guided)}'
         )
+
+    def _explain_others(self, guided: int) -> str:
+        """Why iterations have had no plan."""
+        if not guided:
+            return self._explain_no_plan()
+        kinds = [kind for one in self._figures for kind in one['kinds']]
+        in_core = sum(k['iterations'] for k in kinds if k['state'] == 'in-core')
+        return f', {in_core} have needed none' if in_core else ''
 
     def _explain_no_plan(self) -> str:
         if self._exceeded or self._failed or self._unmet is not None:
@@ -619,10 +627,8 @@ class Follower:
         predicted = one['guided_iterations'] and one['predicted_seconds']
         alone = StepTimes(one['iteration_seconds'], one['own_seconds'], predicted)
         timed, count = one['plain_seconds'], one['step_iterations']
-        if timed and count > 1:
-            if one['step'] is None:  # too few have run since the last recording
-                return alone, None
-            return one['step'].divide(count), timed[0] / count
         if timed:
-            return alone, timed[0]
+            if one['step'] is None:  # too few have run since the last recording
+                return alone, timed[0] if count == 1 else None
+            return one['step'].divide(count), timed[0] / count
         return mean_times(one['kinds']) or (alone, one['in_core_seconds'])

@@ -148,7 +148,7 @@ class LimitFinder:
 
     def _suggest_size(self, session: SteppingSession) -> str:
         """What to name if iterations cannot show it."""
-        seen = self._recorder.plain_peak_bytes or session.statistics()['peak_bytes']
+        seen = self._recorder.plain_peak_bytes or session.iterations_peak_bytes
         if not (self.is_found and seen):
             return ''
         told = f', or name a size: it needs {format_bytes(seen)}'
@@ -233,13 +233,13 @@ def find_least_limit(
     )
     pairs = [(make_problem(kind.profile, **told), kind) for kind in recorded.kinds]
     if plain_seconds is None:
-        plain_seconds = sum(
+        plain_seconds = recorded.rest_seconds + sum(
             kind.repeats * problem.in_core_seconds for problem, kind in pairs
         )
     ratios = {}
 
     def is_cheap(limit_bytes: int) -> bool:
-        seconds = 0.0
+        seconds = recorded.rest_seconds
         for problem, kind in pairs:
             room_bytes = limit_bytes - kind.older_bytes
             try:
@@ -250,7 +250,8 @@ def find_least_limit(
         ratios[limit_bytes] = seconds / plain_seconds
         return seconds <= (1 + most_cost) * plain_seconds
 
-    still = sum(kind.repeats * problem.still_seconds for problem, kind in pairs)
+    still = recorded.rest_seconds
+    still += sum(kind.repeats * problem.still_seconds for problem, kind in pairs)
     if still > (1 + most_cost) * plain_seconds:  # whatever is planned
         return LeastLimit(None, still / plain_seconds)
     most = recorded.find_peak()

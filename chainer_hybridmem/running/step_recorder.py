@@ -47,11 +47,13 @@ class RecordedProgram:
         kinds (tuple of Kind): Of the step that repeats, at least one.
         iterations (int): That the program has run in the session that records.
         complete (bool): Whether a step has repeated, and each optimizer has updated.
+        rest_seconds (float): Between the iterations of a step.
     """
 
     kinds: tuple[Kind, ...]
     iterations: int
     complete: bool
+    rest_seconds: float = 0.0
 
     @functools.cached_property
     def problems(self) -> tuple[Problem, ...]:
@@ -234,14 +236,15 @@ class StepRecorder:
             complete = repeats and len(recorded) == len(step)
             if not (complete or has_ended or self._seen >= self._most):
                 return False
-            self._take(recorded or session.find_problems(), complete)
+            rest_seconds = session.find_least_rest(max(len(step), 1))
+            self._take(recorded or session.find_problems(), complete, rest_seconds)
             return True
         if has_ended:
             raise SessionError(
                 f'the program ends after {format_count(self._seen, "iteration")}; let '
                 f'it train for longer'
             )
-        self.plain_peak_bytes = session.statistics()['peak_bytes']
+        self.plain_peak_bytes = session.iterations_peak_bytes
         self._peaks[len(self._updates)] = self.plain_peak_bytes
         settled = repeats and not self._has_grown(len(step))
         if not settled and self._seen < PLAIN_ITERATIONS:
@@ -291,7 +294,9 @@ class StepRecorder:
                 return count // iterations
         return 0
 
-    def _take(self, problems: list[Problem], complete: bool) -> None:
+    def _take(
+        self, problems: list[Problem], complete: bool, rest_seconds: float
+    ) -> None:
         kinds = count_kinds(problems, self.plain_peak_bytes)
         if not kinds:
             raise SessionError(
@@ -299,4 +304,6 @@ class StepRecorder:
                 f'same, with arrays of the same shapes; let it train for longer, '
                 f'unless each computes something else'
             )
-        self.recorded = RecordedProgram(tuple(kinds), self._seen, complete)
+        self.recorded = RecordedProgram(
+            tuple(kinds), self._seen, complete, rest_seconds
+        )

@@ -28,7 +28,7 @@ NEWEST = 1000  # as the docstrings say
 class Device:
     """Whose figures are set by hand."""
 
-    host_bytes = disk_bytes = peak_bytes = 0
+    host_bytes = disk_bytes = peak_bytes = highest_bytes = 0
 
     @property
     def memory(self) -> Any:
@@ -66,8 +66,11 @@ class Long:
         rng = random.Random(len(self.added))
         for name in ('host_bytes', 'disk_bytes', 'peak_bytes'):
             setattr(self.device, name, rng.randrange(10**6))
+        device = self.device
+        device.highest_bytes = max(device.highest_bytes, device.peak_bytes)
         splitter: Any = SimpleNamespace(used={}, inexact=0)
         entry = self.history.add(
+            (0.0, 0.0),
             rng.random(),
             rng.random(),
             Counters(),
@@ -193,3 +196,20 @@ def test_steps_are_whole_and_lie_after_the_last_recording(plans: list[Plan]) -> 
     assert find(2) == [[5, 6], [3, 4]]  # what is verified takes its time
     assert find(7) == [[2, 3, 4, 5, 6, 7, 8]]  # there is no other
     assert find(8) == []
+
+
+def test_the_time_between_iterations_belongs_to_the_step(plans: list[Plan]) -> None:
+    """Of a step, it is where it was least; how long the newest one is, is not known."""
+    history = IterationHistory(Device())  # type: ignore[arg-type]
+    splitter: Any = SimpleNamespace(used={}, inexact=0)
+    now = others = 0.0
+    for rest, delayed in ((1.0, 0.0), (8.0, 2.0), (2.0, 0.5), (4.0, 1.0), (16.0, 0.0)):
+        figures = Counters(), plans[0], True, 0, splitter, False, True
+        history.add((now, now - others), 3.0, 2.0, *figures)
+        now, others = now + 3.0 + rest, others + 1.0 + delayed
+    rests = [entry['rest_seconds'] for entry in history.entries]
+    own = [entry['own_rest_seconds'] for entry in history.entries]
+    assert (rests, own) == ([1.0, 8.0, 2.0, 4.0, 0.0], [1.0, 6.0, 1.5, 3.0, 0.0])
+    assert history.find_least_rest(1) == 1.0
+    assert history.find_least_rest(2) == 4.5
+    assert history.find_least_rest(5) == 0.0

@@ -110,3 +110,36 @@ def test_what_no_profile_tells_is_not_known():
     assert peak.of(50) == 70
     peak.note(60, 25, None)  # it may have needed more than all that are known
     assert peak.of(50) is None
+
+
+def test_what_plain_chainer_was_seen_to_need_is_told_as_it_is():
+    """An estimate counts older graphs until backward, though they may go before."""
+    peak = PlainPeak()
+    peak.seen_bytes = 60
+    peak.note(30, 20, 40)
+    assert peak.of(50) == 60
+    assert peak.of(80) == 60  # the profile may have what came back of them twice
+    assert peak.of(90) == 90  # iterations have grown
+
+
+@pytest.mark.parametrize('when', ['before', 'after'])
+def test_the_peak_of_a_session_is_that_of_what_is_no_iteration_as_well(when):
+    """A graph that no backward follows ends none."""
+    model = Dense()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    large = np.concatenate([X] * 4)
+    with hybridmem.optimize(model, 10**9, arena=False) as session:
+        if when == 'before':
+            model(large)
+        for _ in range(3):
+            model.cleargrads()
+            F.softmax_cross_entropy(model(X), T).backward()
+            optimizer.update()
+        if when == 'after':
+            kept = model(large)
+            assert kept.creator is not None
+        used = session.device.memory.peak_bytes
+    figures = session.statistics()
+    seen = max(kind['peak_bytes'] for kind in figures['kinds'])
+    assert figures['peak_bytes'] > 1.5 * seen
+    assert figures['footprint_bytes'] >= figures['peak_bytes'] >= used

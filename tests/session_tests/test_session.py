@@ -286,6 +286,26 @@ def test_an_evaluation_is_not_in_the_time_of_an_iteration(monkeypatch):
     assert evaluates == [i in (2, 5) for i in range(8)]
 
 
+def test_what_evaluates_after_each_iteration_is_in_the_time_of_a_step(monkeypatch):
+    """It is in no operation's, so that plans are made for the iterations alone."""
+    later, now = 0, timing.now
+    monkeypatch.setattr(timing, 'now', lambda: now() + later)
+    model = networks.Everything()
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    with networks.session_for(model, {'memory_limit': LIMIT}) as session:
+        for x, t in networks.batches(12):
+            networks.iterate(model, optimizer, x, t)
+            with chainer.no_backprop_mode(), chainer.using_config('train', False):
+                model(x, t)
+                later += 1000
+                model(x, t)
+    assert session.settled
+    assert session.plan.predicted_seconds < 500
+    assert all(op.device_seconds < 500 for op in session.profile.operations)
+    assert all(1000 <= seconds < 1500 for seconds in session.time_steps(1))
+    assert all(2000 <= seconds < 2500 for seconds in session.time_steps(2))
+
+
 def test_an_iteration_that_changes_in_the_middle():
     """Same first function, then another path: passive, then learnt again."""
 

@@ -88,6 +88,7 @@ class Memory(abc.ABC):
     limit_bytes: int
     counter: WordsCounter
     trying = False
+    _past_peak_bytes = 0
     wanted_bytes: int
     last_failure: tuple[int, int] | None
     reclaim_error: BaseException | None
@@ -190,8 +191,14 @@ class Memory(abc.ABC):
         """Highest since :meth:`reset_window`."""
         return self.counter.window_peak_bytes
 
+    @property
+    def highest_bytes(self) -> int:
+        """Highest :attr:`used_bytes` of all peaks."""
+        return max(self._past_peak_bytes, self.peak_bytes)
+
     def reset_peak(self) -> None:
         """Starts a new peak at the present load."""
+        self._past_peak_bytes = self.highest_bytes
         self.counter.reset_peak()
 
     def reset_window(self) -> None:

@@ -45,6 +45,7 @@ class Hooks:
         self.calls: list[HookCall] = []
         self.starts: list[int] = []
         self._after_backward: list[int] = []  # likewise, so far
+        self._end: tuple[int, Mark] | None = None  # after which hook times end
 
     @property
     def newest(self) -> int:
@@ -76,6 +77,10 @@ class Hooks:
         del exchanged_bytes
         self._after_backward.append(self.newest)
 
+    def end_times(self) -> None:
+        """The program evaluates, until the hook that ends the iteration."""
+        self._end = self.newest, self.device.clock.mark()
+
     def operations(self) -> list[tuple[int, int]]:
         """The hooks before and after each operation, the update last.
 
@@ -95,8 +100,10 @@ class Hooks:
     def device_seconds(self, start: int, end: int) -> float:
         """Between two hooks, without those in between."""
         elapsed, calls = self.device.clock.elapsed, self.calls
+        last, mark = self._end or (-1, None)
         return sum(
-            elapsed(calls[h].left, calls[h + 1].entered) for h in range(start, end)
+            elapsed(calls[h].left, mark if h == last else calls[h + 1].entered)
+            for h in range(start, end)
         )
 
     def host_seconds(self, start: int, end: int) -> float:

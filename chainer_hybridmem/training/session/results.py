@@ -158,9 +158,9 @@ class Results:
         seconds, own, predicted = (
             statistics.median(sum(map(of, step)) for step in steps)
             for of in (
-                lambda entry: entry['seconds'],
-                lambda entry: entry['own_seconds'],
-                _predict,
+                lambda entry: entry['seconds'] + entry['rest_seconds'],
+                lambda entry: entry['own_seconds'] + entry['own_rest_seconds'],
+                lambda entry: _predict(entry) + entry['own_rest_seconds'],
             )
         )
         return StepTimes(seconds, own, predicted)
@@ -193,7 +193,7 @@ def collect_statistics(
         'planner': options.planner,
         **_count_iterations(history),
         'limit_bytes': options.limit_bytes,
-        **_device_memory(maxima, plan),
+        **_device_memory(history, plan),
         **_plain_memory(history, problem),
         **_arena(options, guide),
         'placed': recent.median_int('placed'),
@@ -244,11 +244,13 @@ def _count_iterations(history: IterationHistory) -> Figures:
     }
 
 
-def _device_memory(maxima: list[Entry], plan: Plan | None) -> Figures:
+def _device_memory(history: IterationHistory, plan: Plan | None) -> Figures:
     return {
-        'peak_bytes': _most(maxima, 'peak_bytes'),
+        'peak_bytes': history.peak_bytes,
         'predicted_peak_bytes': plan.predicted_peak_bytes if plan else None,
-        'footprint_bytes': _most(maxima, 'footprint_bytes'),
+        'footprint_bytes': max(
+            history.peak_bytes, _most(history.all_maxima(), 'footprint_bytes')
+        ),
     }
 
 

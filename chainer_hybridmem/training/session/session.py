@@ -502,6 +502,9 @@ class Session:
     def time_steps(self, iterations: int) -> StepTimes | None:
         """Times of whole steps in which nothing was recorded; None: there are too few.
 
+        A step ends where the next one begins: what the program does in between, such as
+        acting with what it has learnt, is in all times.
+
         Args:
             iterations: Of a step, which may be of several kinds.
         """

@@ -167,6 +167,11 @@ class Iteration:
         self._start_seconds, self._start_delayed = timing.now(), timing.delayed()
 
     @property
+    def began(self) -> tuple[float, float]:
+        """Seconds at its start, of the clock and without other programs."""
+        return self._start_seconds, self._start_seconds - self._start_delayed
+
+    @property
     def seconds(self) -> float:
         """Since its start, until now or an evaluation."""
         end = timing.now() if self._end_seconds is None else self._end_seconds
@@ -179,16 +184,18 @@ class Iteration:
         delayed = self._end_delayed if ended else timing.delayed()
         return max(self.seconds - (delayed - self._start_delayed), 0.0)
 
-    def note_evaluation(self, issued: bool) -> None:
-        """The program evaluates.
+    def note_evaluation(self, issued: bool) -> bool:
+        """The program evaluates; whether the time of the iteration ends with it.
 
         Args:
             issued: Whether its operations may only be issued so far: its time then goes
                 on.
         """
         self.evaluates = True
-        if self._end_seconds is None and self.is_complete and not issued:
+        ends = self._end_seconds is None and self.is_complete and not issued
+        if ends:
             self._end_seconds, self._end_delayed = timing.now(), timing.delayed()
+        return ends
 
     @property
     def is_complete(self) -> bool:

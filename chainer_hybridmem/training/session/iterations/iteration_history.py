@@ -193,14 +193,18 @@ class PlainPeak:
             profile_bytes: That of an iteration alone, as its profile tells it.
 
         Returns:
-            int or None: What has been seen if no more is known; None if that is not
-            known either: no profile tells it, or an iteration that none tells of began
-            with more than all others.
+            int or None: What has been seen, unless iterations alone need more since.
+            None if neither is known: no profile tells it, or an iteration that none
+            tells of began with more than all others.
         """
+        seen_bytes = self.seen_bytes
         unknown = self._unknown_begin_bytes > self._begin_bytes
         if profile_bytes is None or unknown:
-            return self.seen_bytes
-        return max(profile_bytes, self._bytes, self.seen_bytes or 0)
+            return seen_bytes
+        # A profile may have older graphs twice; what was seen had them once.
+        if seen_bytes is not None and profile_bytes - self.older_bytes <= seen_bytes:
+            return seen_bytes
+        return max(profile_bytes, self._bytes)
 
 
 Entry = dict[str, Any]
@@ -254,6 +258,7 @@ class IterationHistory:
 
     def add(
         self,
+        began: tuple[float, float],
         seconds: float,
         own_seconds: float,
         counters: Counters,
@@ -267,6 +272,7 @@ class IterationHistory:
         """An iteration has ended.
 
         Args:
+            began: From :attr:`.Iteration.began`.
             seconds: It took.
             own_seconds: Of these, no other program had the processor.
             counters: What it has moved.
@@ -287,6 +293,9 @@ class IterationHistory:
             'guided': float(guided),
             'verified': float(verified),
             'evaluates': float(evaluates),
+            'began': began,
+            'rest_seconds': 0.0,
+            'own_rest_seconds': 0.0,
             'host_bytes': device.copies.host_bytes,
             'disk_bytes': device.copies.disk_bytes,
             'plan': plan,
@@ -311,6 +320,8 @@ class IterationHistory:
         return entry
 
     def _count(self, entry: Entry) -> None:
+        if self.entries:
+            _end_rest(self.entries[-1], *entry['began'])
         self.iterations += 1
         self.guided_iterations += bool(entry['guided'])
         self.verified_iterations += bool(entry['verified'])
@@ -356,11 +367,18 @@ class IterationHistory:
         settled = [*itertools.takewhile(_is_settled, steps)]
         if len(settled) < FEWEST_STEPS:
             settled = [*filter(_is_settled, steps)]
-        return [
-            step
-            for step in settled
-            if not any(entry['verified'] or entry['evaluates'] for entry in step)
-        ] or settled
+        unverified = [s for s in settled if not any(entry['verified'] for entry in s)]
+        return unverified or settled
+
+    def find_least_rest(self, iterations: int) -> float:
+        """Seconds between the iterations of a step, where they were fewest.
+
+        Args:
+            iterations: Of a step.
+        """
+        rests = [entry['own_rest_seconds'] for entry in self.entries[-NEWEST:-1]]
+        ends = range(len(rests), iterations - 1, -iterations)
+        return min((sum(rests[end - iterations : end]) for end in ends), default=0.0)
 
     def maxima(self, plan: Plan | None) -> list[Entry]:
         """The largest figures of iterations that have followed a plan.
@@ -370,9 +388,23 @@ class IterationHistory:
         guided = [e for e in self._maxima if e['guided']]
         return _of_plan(_all_but('verified', guided), plan)
 
+    @property
+    def peak_bytes(self) -> int:
+        """Highest load of the session, beside iterations as well."""
+        return self._device.memory.highest_bytes
+
     def all_maxima(self) -> list[Entry]:
         """The largest figures of all iterations, by what they have followed."""
         return self._maxima
+
+
+def _end_rest(entry: Entry, began: float, own_began: float) -> None:
+    """The next iteration has begun; the program may have evaluated until then."""
+    before, own_before = entry['began']
+    rest = began - before - entry['seconds']
+    own_rest = own_began - own_before - entry['own_seconds']
+    entry['rest_seconds'] = max(rest, 0.0)
+    entry['own_rest_seconds'] = max(min(own_rest, rest), 0.0)
 
 
 def _is_settled(step: list[Entry]) -> bool:

@@ -140,6 +140,7 @@ class Learning:
         if problem is not None or self._instruments.recorder is None:
             self._note_plain_peak(iteration, problem)
         entry = self._history.add(
+            iteration.began,
             seconds,
             seconds if issued else min(seconds, iteration.own_seconds),
             self._executor.counters,

@@ -162,8 +162,9 @@ class Loop(chainer.FunctionHook):
                 graph.refuse_static()
         splitter = self._splitter
         if not with_graph:  # it leaves nothing, as most in a backward function
-            if not iteration.depth and not own.get('train', shared['train']):
-                iteration.note_evaluation(self._device.clock.asynchronous)
+            evaluates = not iteration.depth and not own.get('train', shared['train'])
+            if evaluates and iteration.note_evaluation(self._device.clock.asynchronous):
+                self._instruments.end_times()
             if type(function) in splitter.kinds:
                 splitter.awaited = id(function)
             if function.inputs is not None and not iteration.quiet:

@@ -80,6 +80,11 @@ class Instruments:
         if (hooks := self._hooks) is not None:
             hooks.start_after_backward(exchanged_bytes)
 
+    def end_times(self) -> None:
+        """What follows is no operation's; see :class:`.Hooks`."""
+        if (hooks := self._hooks) is not None:
+            hooks.end_times()
+
     # -- which ones -----------------------------------------------------------
     def record(self, trial: bool, draft: bool, detail: Detail) -> Recorder:
         """Records the iteration; arguments as of :class:`.recording.Recorder`."""
