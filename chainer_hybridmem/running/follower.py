@@ -578,7 +578,7 @@ class Follower:
             return self._explain_no_plan()
         kinds = [kind for one in self._figures for kind in one['kinds']]
         in_core = sum(k['iterations'] for k in kinds if k['state'] == 'in-core')
-        return f', {in_core} have needed none' if in_core else ''
+        return f', {in_core} needed none' if in_core else ''
 
     def _explain_no_plan(self) -> str:
         if self._exceeded or self._failed or self._unmet is not None:

@@ -551,6 +551,7 @@ def test_a_report_of_one_kind_has_no_table_of_kinds():
     _, session = train(memory_limit=ROOMY)
     assert len(session.statistics()['kinds']) == 1
     assert '\n\n' not in session.report()
+    assert session.time_steps(1).predicted_seconds is None  # nothing was planned
 
 
 def test_very_many_kinds_are_counted_together(monkeypatch):

@@ -163,7 +163,8 @@ class Results:
                 lambda entry: _predict(entry) + entry['own_rest_seconds'],
             )
         )
-        return StepTimes(seconds, own, predicted)
+        follows = any(entry['guided'] for step in steps for entry in step)
+        return StepTimes(seconds, own, predicted if follows else None)
 
     def list_seconds(self) -> list[float]:
         """See :meth:`.Session.iteration_times`."""
