@@ -7,12 +7,15 @@ home directory compiles in every process instead of failing.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import functools
 import hashlib
 import pathlib
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -37,6 +40,7 @@ if numba.config.DISABLE_JIT:
         'NUMBA_DISABLE_JIT is set in the environment, but numba is to compile what '
         'counts memory and what plans; unset it for this program.'
     )
+IMPORTING = '<frozen importlib'  # how names of the import system's files begin
 _ours: set[Callable[..., Any]] = set()
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -105,6 +109,41 @@ def compiled(
     return decorate
 
 
+_own = threading.local()
+
+
+def _without_callers(compile_: Callable[..., Any], *args: Any) -> Any:
+    """Does what compiles in a thread of its own, whose frames have no callers.
+
+    What numba compiles leaves cycles of references, with frames in them and so with all
+    frames that have called it: arrays of the program would stay until garbage is
+    collected. A thread that imports a module would wait for itself, as numba imports.
+    """
+    if _is_compiling() or _is_importing():
+        return compile_(*args)
+    with concurrent.futures.ThreadPoolExecutor(1, 'compiler', _note_compiling) as pool:
+        try:
+            result = pool.submit(compile_, *args)
+        except RuntimeError:  # the interpreter ends
+            return compile_(*args)
+        return result.result()
+
+
+def _note_compiling() -> None:
+    _own.compiles = True
+
+
+def _is_compiling() -> bool:
+    return global_compiler_lock.is_locked() or getattr(_own, 'compiles', False)
+
+
+def _is_importing() -> bool:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.startswith(IMPORTING):
+        frame = frame.f_back
+    return frame is not None
+
+
 class _Compiled(CPUDispatcher):
     """One that is not compiled again for each number or bool in the code of a call.
 
@@ -112,6 +151,9 @@ class _Compiled(CPUDispatcher):
     """
 
     def compile(self, sig: Any) -> Any:
+        return _without_callers(self._compile, sig)
+
+    def _compile(self, sig: Any) -> Any:
         for function in _found_apart(self.py_func):  # a cache knows nothing of them
             function.make_ready()
         return super().compile(sig)
@@ -144,13 +186,17 @@ class _Apart(_Compiled):
 
     def make_ready(self) -> None:
         """Compiles it, or finds it in the cache."""
+        if not self._cell[0]:
+            _without_callers(self._make_ready)
+
+    def _make_ready(self) -> None:
         with global_compiler_lock:  # several threads may be about to call it
             if not self._cell[0]:
                 self.compile(self._declared)
                 self.disable_compile()
 
-    def compile(self, sig: Any) -> Any:
-        entry = super().compile(sig)
+    def _compile(self, sig: Any) -> Any:
+        entry = super()._compile(sig)
         made = self.overloads[normalize_signature(sig)[0]]
         self._cell[0] = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
         self.targetctx.remove_user_function(entry)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pathlib
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
 import numba
+import numpy as np
 import pytest
 
 from chainer_hybridmem import compiling, jit, timing
@@ -235,3 +238,35 @@ def test_a_process_that_finds_functions_in_the_cache_needs_no_compiler(
         if cached:
             (index,) = cache.rglob('chain.call-*.nbi')
             index.unlink()  # for the last one
+
+
+class Held:
+    """What a program has while something is compiled."""
+
+
+def test_compiling_keeps_nothing_of_those_who_have_called():
+    """Not even until garbage is collected: it may be an array."""
+    names: dict[str, Any] = {'np': np}
+    body = 'a = np.zeros((3, 4))\n    a[x % 3, :] += 2\n    return a[0, 0]'
+    exec(f'def fill(x):\n    {body}', names)  # there is no file to cache
+    fill = jit.compiled()(names['fill'])
+
+    def call() -> weakref.ref[Held]:
+        held = Held()
+        assert fill(3) == 2
+        return weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        reference = call()
+        assert fill.overloads and reference() is None
+    finally:
+        gc.enable()
+
+
+def test_who_waits_for_what_is_compiled_gets_its_error():
+    names: dict[str, Any] = {}
+    exec('def fail(x):\n    return x.nothing', names)
+    with pytest.raises(numba.TypingError, match='nothing'):
+        jit.compiled()(names['fail'])(2)
