@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import statistics
 import threading
 import types
 import weakref
@@ -67,7 +68,7 @@ from chainer_hybridmem.units import (
 ENOUGH_ITERATIONS = 2  # inside a percentage, that have shown that it does
 GROWN = 1.05  # times what has been measured, which measurements may differ by
 IN_VAIN = 1.01  # times what was found before, that another look finds no more than
-MOST_SPREAD = 0.01  # of two plain iterations, with which two decimals are told
+MOST_SPREAD = 0.01  # of most plain steps, with which two decimals are told
 
 
 class _Off:
@@ -397,7 +398,7 @@ class Follower:
             **session.statistics(),
             'step': session.time_steps(iterations) if iterations else None,
             'step_iterations': iterations,
-            'plain_seconds': sorted(self._finder.plain_seconds),
+            'plain_seconds': self._finder.plain_seconds,
         }
 
     def _write_report(self, session: Session) -> None:
@@ -600,6 +601,8 @@ class Follower:
             return 'time unknown: no iteration has ended'
         times, plain = self._compare_times(one)
         told = f'time {format_seconds(times.seconds)} / iteration'
+        if one['step'] is None and 0 < 2 * one['guided_iterations'] < one['iterations']:
+            told += ' with a plan'  # what the others take is not in it
         if not plain:
             stalled = one['stall_seconds']
             if stalled:
@@ -607,10 +610,8 @@ class Follower:
             if one['plain_seconds']:
                 return f'{told}; too few steps have run so to compare it'
             return f'{told}; plain Chainer was not timed'
-        # Two decimals only if two runs agree in them.
-        timed = one['plain_seconds']  # the first one is least disturbed
-        agree = len(timed) > 1 and timed[1] <= timed[0] * (1 + MOST_SPREAD)
-        decimals = 2 if agree else 1
+        timed = one['plain_seconds']
+        decimals = 2 if _agree(timed) else 1
         told += (
             f', {times.own_seconds / plain:.{decimals}f} times that of plain Chainer'
         )
@@ -629,6 +630,13 @@ class Follower:
         timed, count = one['plain_seconds'], one['step_iterations']
         if timed:
             if one['step'] is None:  # too few have run since the last recording
-                return alone, timed[0] if count == 1 else None
-            return one['step'].divide(count), timed[0] / count
+                return alone, statistics.median(timed) if count == 1 else None
+            return one['step'].divide(count), statistics.median(timed) / count
         return mean_times(one['kinds']) or (alone, one['in_core_seconds'])
+
+
+def _agree(seconds: list[float]) -> bool:
+    """Whether most of them are much the same, so that their median has two digits."""
+    middle = statistics.median(seconds) if seconds else 0.0
+    near = sum(abs(one - middle) <= MOST_SPREAD * middle for one in seconds)
+    return near > max(len(seconds) / 2, 1)

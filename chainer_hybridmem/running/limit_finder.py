@@ -13,6 +13,7 @@ Note: [limits that are found]
 from __future__ import annotations
 
 import os
+import statistics
 import weakref
 from typing import Any, NamedTuple
 
@@ -173,7 +174,7 @@ class LimitFinder:
         if self._asked == AUTO:
             peak = recorded.find_peak()
             seconds = self._recorder.plain_step_seconds
-            plain_seconds = min(seconds) if seconds else None  # the least disturbed
+            plain_seconds = statistics.median(seconds) if seconds else None
             least = find_least_limit(recorded, self._options, MOST_COST, plain_seconds)
             if least.limit_bytes is not None:
                 self.limit_bytes = min(peak, with_spare(least.limit_bytes, peak))

@@ -543,6 +543,7 @@ def test_what_records_obeys_where_not_everything_may_be_swapped(options, generou
 
 
 ONE_KIND = {
+    'iterations': 12,
     'guided_iterations': 9,
     'iteration_seconds': 0.4,
     'own_seconds': 0.15,
@@ -559,7 +560,7 @@ ONE_KIND = {
 @pytest.mark.parametrize(
     ('plain', 'told'),
     [
-        ([0.110, 0.1005, 0.100], '1.50 times that of plain Chainer (1.45 predicted)'),
+        ([0.110, 0.1005, 0.100], '1.49 times that of plain Chainer (1.44 predicted)'),
         ([0.103, 0.150, 0.100], '1.5 times that of plain Chainer (1.4 predicted)'),
         ([], '1.2 times that of plain Chainer (1.2 predicted), which was estimated'),
     ],
@@ -568,8 +569,17 @@ def test_a_ratio_has_the_digits_that_are_known(plain, told):
     """What is computed counts: another program has had the processor meanwhile."""
     follower = Follower('60%', {})
     follower.__exit__()
-    follower._figures.append({**ONE_KIND, 'plain_seconds': sorted(plain)})
+    follower._figures.append({**ONE_KIND, 'plain_seconds': plain})
     assert f'time 400.0 ms / iteration, {told}' in follower._describe_time()
+
+
+def test_a_time_says_that_it_is_of_the_few_iterations_that_had_a_plan():
+    follower = Follower('60%', {})
+    follower.__exit__()
+    follower._figures.append({**ONE_KIND, 'iterations': 40, 'plain_seconds': []})
+    assert (
+        'time 400.0 ms / iteration with a plan, 1.2 times' in follower._describe_time()
+    )
 
 
 @pytest.mark.parametrize(

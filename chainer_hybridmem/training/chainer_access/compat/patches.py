@@ -225,8 +225,8 @@ def _patch_pooling_cycle() -> None:
 class Overlay(types.ModuleType):
     """What one module gets for its global ``numpy``, say.
 
-    The module itself, which all others share, stays as it is. Not for modules that test
-    ``xp is numpy``.
+    The module itself, which all others share, stays as it is. It is equal to the
+    module, for code that tests ``xp != numpy``, but not for what tests ``xp is numpy``.
     """
 
     def __init__(self, module: types.ModuleType, **replaced: Any) -> None:
@@ -236,3 +236,9 @@ class Overlay(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._module
+
+    def __hash__(self) -> int:
+        return hash(self._module)
