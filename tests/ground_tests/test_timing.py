@@ -71,6 +71,5 @@ def test_a_system_that_tells_nothing_has_no_delays(monkeypatch):
     def refuse(*_: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(timing, '_own', threading.local())
     monkeypatch.setattr(os, 'open', refuse)
     assert timing.delayed() == 0.0

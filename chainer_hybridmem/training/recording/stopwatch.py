@@ -15,8 +15,9 @@ Note: [hooks cost time]
 
 Note: [busy machines]
     While another program has the processor, the clock goes on: where issuing is
-    computing, each operation is brought to its share without such delays. Waits count:
-    an all-reduce waits for other processes, and the update for data as well.
+    computing, all operations are shortened by the share of such delays in the
+    iteration. Waits count: an all-reduce waits for other processes, and the update for
+    data as well.
 """
 
 from __future__ import annotations
@@ -77,13 +78,12 @@ class Stopwatch(Hooks, Observer):
         self._inside = False  # of a hook
         self._acts = False  # a wait or replay is under way
         self._waited = 0.0  # seconds, within replays
-        self._delays: list[float] = []  # of the thread, in seconds until hooks begin
+        self._delayed = timing.delayed()
 
     # -- hooks ----------------------------------------------------------------
     def enter(self) -> None:
         """The session's hook begins."""
         super().enter()
-        self._delays.append(timing.delayed())
         self._inside = True
 
     def leave(self, starts_operation: bool = False) -> None:
@@ -140,23 +140,23 @@ class Stopwatch(Hooks, Observer):
         To be called in the hook that ends the iteration, when the device has
         finished its work.
         """
-        found = []
-        for k, (start, end) in enumerate(self.operations()):
-            times = Times(
+        found = [
+            Times(
                 self.device_seconds(start, end),
                 self.host_seconds(start, end),
                 self._replays[k],
                 sum(map(self._session_seconds, range(start, end))),
                 sum(self._moved[h] for h in range(start, end)),
             )
-            share = self._undelayed_share(start, end) if self._computes else 1.0
-            found.append(Times(*(share * one for one in times)))
-        return found
+            for k, (start, end) in enumerate(self.operations())
+        ]
+        share = self._find_undelayed_share() if self._computes else 1.0
+        return [Times(*(share * one for one in times)) for times in found]
 
-    def _undelayed_share(self, start: int, end: int) -> float:
-        """Of the time between two hooks; see [busy machines]."""
-        whole = self.calls[end].entered_seconds - self.calls[start].entered_seconds
-        delayed = self._delays[end] - self._delays[start]
+    def _find_undelayed_share(self) -> float:
+        """Of the iteration's time; see [busy machines]."""
+        whole = self.calls[-1].entered_seconds - self.calls[0].entered_seconds
+        delayed = timing.delayed() - self._delayed
         return 1.0 - min(delayed / whole, 1.0) if whole > 0 else 1.0
 
     def device_seconds(self, start: int, end: int) -> float:
