@@ -10,6 +10,7 @@ import pytest
 
 import chainer_hybridmem as hybridmem
 from chainer_hybridmem.training.session.iterations.iteration_history import PlainPeak
+from chainer_hybridmem.training.session.setting import link_measurement
 
 ITERATIONS = 30  # until the longest one has been recorded, too
 RNG = np.random.RandomState(0)
@@ -143,3 +144,26 @@ def test_the_peak_of_a_session_is_that_of_what_is_no_iteration_as_well(when):
     seen = max(kind['peak_bytes'] for kind in figures['kinds'])
     assert figures['peak_bytes'] > 1.5 * seen
     assert figures['footprint_bytes'] >= figures['peak_bytes'] >= used
+
+
+def test_what_measures_the_link_is_in_no_peak(monkeypatch):
+    """It is more than small programs need."""
+    measure = link_measurement.measure_link
+
+    def allocate(device, **options):
+        used_bytes = device.memory.used_bytes
+        block = np.empty(2**25, np.uint8)
+        assert device.memory.used_bytes == used_bytes + block.nbytes
+        return measure(device, **options)
+
+    monkeypatch.setattr(link_measurement, 'measure_link', allocate)
+    model = Dense()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    with hybridmem.optimize(model, 10**9, planner='hybrid') as session:
+        for _ in range(6):
+            model.cleargrads()
+            F.softmax_cross_entropy(model(X), T).backward()
+            optimizer.update()
+    figures = session.statistics()
+    assert session.plan is not None
+    assert figures['peak_bytes'] == max(k['peak_bytes'] for k in figures['kinds'])

@@ -181,6 +181,11 @@ class DeviceConformance:
         assert MIB <= device.memory.window_peak_bytes < 4 * MIB
         device.memory.reset_peak()
         assert device.memory.peak_bytes == device.memory.used_bytes
+        with device.memory.peak_kept():
+            third = xp.empty(8 * MIB, 'u1')
+            del third
+        assert device.memory.peak_bytes == device.memory.used_bytes
+        assert 4 * MIB <= device.memory.highest_bytes < 8 * MIB
         del second
 
     def test_views_share_an_id_that_is_never_used_twice(self, opened: Opened) -> None:

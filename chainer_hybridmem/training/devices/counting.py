@@ -111,9 +111,9 @@ class WordsCounter:
         """Highest load since :meth:`reset_window`."""
         return self._get(WINDOW)
 
-    def reset_peak(self) -> None:
-        """Starts a new peak at the present load."""
-        self._set(PEAK, self.used_bytes)
+    def reset_peak(self, least_bytes: int = 0) -> None:
+        """Starts a new peak at the present load, or at more."""
+        self._set(PEAK, max(self.used_bytes, least_bytes))
 
     def reset_window(self) -> None:
         """Starts a new window peak at the present load."""

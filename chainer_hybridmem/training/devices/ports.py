@@ -16,9 +16,10 @@ Note: [stream order]
 from __future__ import annotations
 
 import abc
+import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -200,6 +201,15 @@ class Memory(abc.ABC):
         """Starts a new peak at the present load."""
         self._past_peak_bytes = self.highest_bytes
         self.counter.reset_peak()
+
+    @contextlib.contextmanager
+    def peak_kept(self) -> Iterator[None]:
+        """What is in use inside is in no peak: it is not the program's."""
+        before = self.peak_bytes
+        try:
+            yield
+        finally:
+            self.counter.reset_peak(before)
 
     def reset_window(self) -> None:
         """Starts a new window peak at the present load."""

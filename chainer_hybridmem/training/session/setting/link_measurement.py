@@ -54,7 +54,7 @@ class LinkMeasurement:
             self._executor.evictor.reclaim(MEASURING_BYTES - free_bytes)
         users = None if self._ranks is None else _RankUsers(self._ranks)
         try:
-            with device.memory.attempt():
+            with device.memory.attempt(), device.memory.peak_kept():
                 ram = measure_link(device, users=users)
                 disk = measure_link(device, tier=Tier.DISK, users=users)
         except MemoryError:
