@@ -89,7 +89,7 @@ class Memory(abc.ABC):
     limit_bytes: int
     counter: WordsCounter
     trying = False
-    _past_peak_bytes = 0
+    _past_peak_bytes: int | None = None  # before the first iteration nothing counts
     wanted_bytes: int
     last_failure: tuple[int, int] | None
     reclaim_error: BaseException | None
@@ -194,12 +194,16 @@ class Memory(abc.ABC):
 
     @property
     def highest_bytes(self) -> int:
-        """Highest :attr:`used_bytes` of all peaks."""
-        return max(self._past_peak_bytes, self.peak_bytes)
+        """Highest :attr:`used_bytes` since the first :meth:`reset_peak`.
+
+        What is adopted may need more, and be gone when it matters.
+        """
+        return max(self._past_peak_bytes or 0, self.peak_bytes)
 
     def reset_peak(self) -> None:
         """Starts a new peak at the present load."""
-        self._past_peak_bytes = self.highest_bytes
+        known = self._past_peak_bytes is not None
+        self._past_peak_bytes = self.highest_bytes if known else 0
         self.counter.reset_peak()
 
     @contextlib.contextmanager
