@@ -13,7 +13,6 @@ import functools
 import hashlib
 import pathlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, ModuleType
 from typing import Any, TypeVar, cast
@@ -109,9 +108,6 @@ def compiled(
     return decorate
 
 
-_own = threading.local()
-
-
 def _without_callers(compile_: Callable[..., Any], *args: Any) -> Any:
     """Does what compiles in a thread of its own, whose frames have no callers.
 
@@ -119,22 +115,14 @@ def _without_callers(compile_: Callable[..., Any], *args: Any) -> Any:
     frames that have called it: arrays of the program would stay until garbage is
     collected. A thread that imports a module would wait for itself, as numba imports.
     """
-    if _is_compiling() or _is_importing():
+    if global_compiler_lock.is_locked() or _is_importing():
         return compile_(*args)
-    with concurrent.futures.ThreadPoolExecutor(1, 'compiler', _note_compiling) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1, 'compiler') as pool:
         try:
             result = pool.submit(compile_, *args)
         except RuntimeError:  # the interpreter ends
             return compile_(*args)
         return result.result()
-
-
-def _note_compiling() -> None:
-    _own.compiles = True
-
-
-def _is_compiling() -> bool:
-    return global_compiler_lock.is_locked() or getattr(_own, 'compiles', False)
 
 
 def _is_importing() -> bool:

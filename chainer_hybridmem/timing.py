@@ -33,3 +33,9 @@ def delayed() -> float:
 def undelayed() -> float:
     """Seconds since some moment, but for those in :func:`delayed`."""
     return now() - delayed()
+
+
+def both() -> tuple[float, float]:
+    """Seconds since some moments: of :func:`now`, and :func:`undelayed`."""
+    seconds = now()
+    return seconds, seconds - delayed()

@@ -63,7 +63,7 @@ class SteppingSession(Session):
     @property
     def iterations_peak_bytes(self) -> int:
         """Highest load of iterations, whatever was there before and beside them."""
-        kinds = self.statistics()['kinds']
+        kinds = self._history.kinds.collect()
         return max((kind['peak_bytes'] for kind in kinds), default=0)
 
     @property

@@ -61,6 +61,8 @@ class Iteration:
         started (bool): Whether it is under way.
         quiet (bool): Whether functions are noted and nothing else; see
             loop, [quiet iterations].
+        began (tuple of float): Seconds at its start, of the clock and without other
+            programs.
         position (int): Operations that have begun.
         named (str): Name of the function of the last one.
         last (tuple or None): Number and weak reference of a forward function that
@@ -89,12 +91,10 @@ class Iteration:
 
     __slots__ = (
         '__weakref__',
-        '_end_delayed',
-        '_end_seconds',
+        '_end',
         '_older',
-        '_start_delayed',
-        '_start_seconds',
         'backward_seen',
+        'began',
         'categories',
         'dead_bytes',
         'depth',
@@ -135,9 +135,8 @@ class Iteration:
         self.labels: Mapping[int, str] = {}
         self.fingerprint: int | None = None
         self.knows = self.evaluates = False
-        self._start_seconds = self._start_delayed = 0.0
-        self._end_seconds: float | None = None
-        self._end_delayed = 0.0
+        self.began = 0.0, 0.0
+        self._end: tuple[float, float] | None = None
 
     # -- beginning and end ----------------------------------------------------
     def follow(self, guide: Guide | None) -> None:
@@ -164,25 +163,19 @@ class Iteration:
         self.quiet, self.wary = quiet, wary
         self.fingerprint = 0 if quiet else None
         self.started = True
-        self._start_seconds, self._start_delayed = timing.now(), timing.delayed()
-
-    @property
-    def began(self) -> tuple[float, float]:
-        """Seconds at its start, of the clock and without other programs."""
-        return self._start_seconds, self._start_seconds - self._start_delayed
+        self.began = timing.both()
 
     @property
     def seconds(self) -> float:
         """Since its start, until now or an evaluation."""
-        end = timing.now() if self._end_seconds is None else self._end_seconds
-        return end - self._start_seconds
+        end = timing.now() if self._end is None else self._end[0]
+        return end - self.began[0]
 
     @property
     def own_seconds(self) -> float:
         """Of these, those in which no other program had the processor."""
-        ended = self._end_seconds is not None
-        delayed = self._end_delayed if ended else timing.delayed()
-        return max(self.seconds - (delayed - self._start_delayed), 0.0)
+        end = timing.undelayed() if self._end is None else self._end[1]
+        return max(end - self.began[1], 0.0)
 
     def note_evaluation(self, issued: bool) -> bool:
         """The program evaluates; whether the time of the iteration ends with it.
@@ -192,9 +185,9 @@ class Iteration:
                 on.
         """
         self.evaluates = True
-        ends = self._end_seconds is None and self.is_complete and not issued
+        ends = self._end is None and self.is_complete and not issued
         if ends:
-            self._end_seconds, self._end_delayed = timing.now(), timing.delayed()
+            self._end = timing.both()
         return ends
 
     @property
