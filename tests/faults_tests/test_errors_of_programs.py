@@ -194,3 +194,37 @@ def test_an_error_that_is_kept_keeps_its_graph_and_nothing_else() -> None:
     kept.clear()
     gc.collect()
     faulty.assert_nothing_left(faulty.Case(None, None, run, session))
+
+
+ENDS = {
+    'the iteration beyond the limit': 'session.finish_iteration',
+    'what is told of the limit': 'session._explain',
+    'the last iteration': 'session._loop.count_last',
+    'replays for living graphs': 'session._runtime.executor.close',
+    'an iteration that nobody has seen': 'session._arrays.count_updates',
+    'what the plan has moved': 'session._runtime.executor.abandon',
+}
+
+
+@pytest.mark.parametrize('place', ENDS.values(), ids=ENDS)
+def test_what_is_raised_as_a_session_ends_leaves_nothing(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the end follows, whatever is raised."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise MyError
+
+    run = faulty.Run()
+    with (
+        pytest.raises(MyError),
+        faulty.chainer_hybridmem.optimize(run.model, faulty.LIMIT) as session,
+    ):
+        if 'count_updates' not in place:
+            for i in range(4):
+                run.iterate(i)
+        monkeypatch.setattr(type(session._overrun), 'is_under_way', True)
+        *owners, name = place.split('.')[1:]
+        owner = functools.reduce(getattr, owners, session)
+        monkeypatch.setattr(owner, name, fail)
+    faulty.assert_nothing_left(faulty.Case(None, None, run, session))

@@ -17,6 +17,8 @@ import chainer.functions as F
 import chainer_hybridmem
 from chainer_hybridmem.planning.search.candidates import least_memory
 from chainer_hybridmem.planning.simulation import make_problem
+from chainer_hybridmem.training.chainer_access import graph
+from chainer_hybridmem.training.chainer_access.graph import places
 
 ITERATIONS = 9
 USUAL = 5  # iterations before, which follow a plan by then
@@ -255,6 +257,18 @@ def test_a_replay_does_not_make_what_backward_has_written_over(network, kept):
         slots = zip(recipe.products, recipe.sources, strict=True)
         read = {slot.key for storage, slot in slots if storage in recipe.inputs}
         assert read == set(recipe.attributes)
+
+
+@pytest.mark.parametrize('kind', [list, tuple])
+def test_a_function_that_runs_again_has_a_place_for_each_array_that_is_away(kind):
+    function, arrays = Overwriting(), [np.zeros(2), np.ones(2)]
+    function.kept = kind(arrays)
+    places.take_attribute(function, 'kept.0', None)
+    again = graph.pristine(function).copied()
+    assert list(again.kept) == [None, arrays[1]]
+    places.put_attribute(again, 'kept.0', arrays[0])
+    assert all(map(np.array_equal, again.kept, arrays))
+    assert places.list_away(function) == ['kept']
 
 
 @chainer_hybridmem.recomputable

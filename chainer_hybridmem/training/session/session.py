@@ -254,13 +254,32 @@ class Session:
         if not self._thread.is_open:
             return
         self._thread.check_is_mine()
+        with contextlib.ExitStack() as ends:  # each of them, whatever is raised before
+            ends.callback(self.device.close)
+            ends.callback(self._runtime.executor.abandon)
+            message = self._end(error)
+        if error is None and message is None:
+            refuse_differences(self.device, wait=True)
+        else:
+            self._warn_of_differences()
+        if message is not None:
+            raise message from error
+
+    def _end(self, error: BaseException | None) -> BaseException | None:
+        """Lets Chainer go; living graphs get back what they may still ask for.
+
+        Returns:
+            The error to raise in place of one that ends the session, or of none.
+        """
         executor, device = self._runtime.executor, self.device
-        if error is None and self._overrun.is_under_way:
-            with contextlib.suppress(HybridMemoryError):  # its recording tells more
-                self.finish_iteration()
-        self._forget()
-        self._thread.end()
         try:
+            try:
+                if error is None and self._overrun.is_under_way:
+                    with contextlib.suppress(HybridMemoryError):  # a recording tells
+                        self.finish_iteration()
+            finally:
+                self._forget()
+                self._thread.end()
             if self._runtime.ranks is not None:
                 self._runtime.ranks.close()
             message = self._explain(error)
@@ -274,30 +293,18 @@ class Session:
                     executor.close()
         finally:
             device.memory.uninstall()
-        try:
-            if error is None:
-                if not (self.iterations or self._loop.iteration.started):
-                    updates = self._arrays.count_updates()
-                    self._thread.warn_if_unseen(updates, self._runtime.tell)
-                if self.options.keep_graph:
-                    executor.close(whole=True)
-            last = self.iterations + self._loop.iteration.started
-            if error is None:
-                end_late_checks(device, last)
-            else:
-                with contextlib.suppress(Exception):  # a broken GPU compares nothing
-                    end_late_checks(device, last)
-        finally:
-            try:
-                executor.abandon()
-            finally:
-                device.close()
-        if error is None and message is None:
-            refuse_differences(device, wait=True)
+        last = self.iterations + self._loop.iteration.started
+        if error is None:
+            if not last:
+                updates = self._arrays.count_updates()
+                self._thread.warn_if_unseen(updates, self._runtime.tell)
+            if self.options.keep_graph:
+                executor.close(whole=True)
+            end_late_checks(device, last)
         else:
-            self._warn_of_differences()
-        if message is not None:
-            raise message from error
+            with contextlib.suppress(Exception):  # a broken GPU compares nothing
+                end_late_checks(device, last)
+        return message
 
     def _warn_of_differences(self) -> None:
         """Another error ends the session, and must not hide that numbers are wrong."""

@@ -66,6 +66,15 @@ def list_away(owner: Any) -> list[str]:
     return [name for name in _away_of(owner) if name not in vars(owner)]
 
 
+def away_values(owner: Any) -> dict[str, Any]:
+    """What is away: lists and tuples have None in place of what is missing."""
+    return {
+        name: None if elements is None else elements.values
+        for name, elements in _away_of(owner).items()
+        if name not in vars(owner)
+    }
+
+
 def is_attribute_away(owner: Any, name: str) -> bool:
     """Whether an attribute is away, or any array in it."""
     return name in _away_of(owner) and name not in vars(owner)

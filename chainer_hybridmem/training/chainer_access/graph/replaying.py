@@ -16,7 +16,7 @@ from chainer_hybridmem.training.chainer_access.graph.doors import copy_as_it_is
 from chainer_hybridmem.training.chainer_access.graph.function_nodes import target
 from chainer_hybridmem.training.chainer_access.graph.places import (
     attribute_arrays,
-    list_away,
+    away_values,
     put_attribute,
     read_attribute,
 )
@@ -81,8 +81,8 @@ def _copy(function: Any) -> Any:
     if wrapped is not None:
         result._function = copy_as_it_is(wrapped)
     attributes = vars(target(result))
-    for name in list_away(target(function)):
-        attributes.setdefault(name, None)
+    for name, value in away_values(target(function)).items():
+        attributes.setdefault(name, value)
     for name, value in attributes.items():
         if type(value) is list:  # a replay must not write into the function's list
             attributes[name] = list(value)
