@@ -561,6 +561,23 @@ def test_what_was_held_when_it_was_to_leave_is_copied_as_it_is_later(device, lea
     assert node._data[7] == 2 and (node._data[8:] == 1).all()
 
 
+@pytest.mark.parametrize('leaves', [False, True])
+@pytest.mark.parametrize('how', ['hand_out', 'relocate'])
+def test_what_is_written_into_other_memory_than_forwards_is_noted(device, how, leaves):
+    """A recording looks at the memory that a function has read, and it is free."""
+    array = np.ones(5000, np.float32)
+    node, live = retained(device, array)
+    del array
+    getattr(live, how)()
+    assert not live.prints.is_rewritten()
+    node._data[7] = 2
+    if leaves:
+        live.start_swap_out()
+        live.release()
+        assert live.state is State.AWAY
+    assert live.prints.is_rewritten()
+
+
 class HoldsMore(Writing):
     """After the recording it holds a map for two functions more, and writes into it."""
 

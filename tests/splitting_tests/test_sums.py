@@ -92,6 +92,19 @@ def test_what_others_hold_is_left_alone(hold):
     assert add_in_place(gradients)
 
 
+@pytest.mark.parametrize('sign', [1, -1])
+def test_a_sum_in_the_second_place_has_the_sign_of_the_first_nan(sign):
+    nan = np.copysign(np.float32('nan'), sign)
+    first, second = np.full(24, nan), np.full(24, -nan)
+    gradients = [chainer.Variable(first), chainer.Variable(second)]
+    expected = chainer.functions.add(*gradients).array
+    memory = _memory(second)
+    del second
+    assert add_in_place(gradients)  # the test holds the first one
+    assert gradients[0].array.tobytes('A') == expected.tobytes('A')
+    assert _memory(gradients[0].array) == memory
+
+
 def test_one_gradient_twice_is_left_alone():
     variable = chainer.Variable(dense())
     gradients = [variable, variable]

@@ -36,12 +36,12 @@ class Fingerprints:
         rewritten (bool): The program has written into the map in this iteration.
     """
 
-    __slots__ = '_device', '_handed_out', '_slots', 'digests', 'final', 'rewritten'
+    __slots__ = '_device', '_watched', '_slots', 'digests', 'final', 'rewritten'
 
     def __init__(self, device: Device, slots: GraphSlots) -> None:
         self._device = device
         self._slots = slots
-        self._handed_out: Prints = _NONE  # of what the program has got through a door
+        self._watched: Prints = _NONE  # as they were when the program could write
         self.final: Prints = _NONE
         self.digests: dict[View, Digest] = _NO_DIGESTS
         self.rewritten = False
@@ -49,7 +49,7 @@ class Fingerprints:
     def begin_iteration(self) -> None:
         """Forgets what the program has done so far."""
         self.rewritten = False
-        self._handed_out = _NONE
+        self._watched = _NONE
 
     # -- before the map leaves ------------------------------------------------
     def take_before_drop(self) -> None:
@@ -63,10 +63,10 @@ class Fingerprints:
         """Contents with these fingerprints must come back."""
         self.final = final
 
-    def note_handed_out(self) -> None:
-        """The program has the array from here on, and may write into it."""
-        if not self._handed_out:
-            self._handed_out = self._slots.compute_prints()
+    def watch(self) -> None:
+        """The program has the array from here on, or can get it: it may be written."""
+        if not self._watched:
+            self._watched = self._slots.compute_prints()
 
     # -- afterwards -----------------------------------------------------------
     def forget(self) -> None:
@@ -83,7 +83,7 @@ class Fingerprints:
 
     def is_rewritten(self) -> bool:
         """Whether the program has written into the map, as far as one can tell."""
-        before = self._handed_out
+        before = self._watched
         if before and not self.rewritten:
             now = self._slots.compute_prints()
             self.rewritten = any(

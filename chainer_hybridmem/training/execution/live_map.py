@@ -265,7 +265,7 @@ class LiveMap:
         """The program has the array now, and may write into it."""
         self.host.valid = False
         self.may_be_written = True
-        self.prints.note_handed_out()
+        self.prints.watch()
 
     def forget(self) -> None:
         """Lets go of everything without touching the graph; see [forgotten maps]."""
@@ -299,6 +299,7 @@ class LiveMap:
         array = self._find_array()
         if array is None:
             return 0
+        self.prints.is_rewritten()  # which is noted while there is memory to look at
         self.host.start_copy_out(self._device.arrays.root(array))
         self.state = State.LEAVING
         self.slots.empty()
@@ -462,6 +463,7 @@ class LiveMap:
                 return  # no room here either
         copy_memory(self._device, target, root, self.nbytes)
         self._arrived(target)
+        self.prints.watch()  # else a recording looks at the former memory alone
 
     # -- every way ends here --------------------------------------------------
     def _return(self, root: Root) -> None:

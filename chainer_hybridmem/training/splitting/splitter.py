@@ -474,14 +474,16 @@ def add_in_place(gradients: list[Any]) -> bool:
     if found is None:
         return False
     index, total, axis = found
-    target, other = gradients[index].array, gradients[1 - index].array
-    if total is target:
+    # In Chainer's order: two NaN have the sign of one of them, that of the first as a
+    # rule (NumPy's loops over the end of an array take the second's).
+    first, second = (variable.array for variable in gradients)
+    if total is gradients[index].array:
         # CuPy copies what is not the output itself, and may share memory with it.
-        chainer.backend.get_array_module(total).add(target, other, out=target)
+        chainer.backend.get_array_module(total).add(first, second, out=total)
     else:
         for i in range(total.shape[axis]):  # ahead of what is still to be read
             part = (slice(None),) * axis + (i,)
-            total[part] = target[part] + other[part]
+            total[part] = first[part] + second[part]
     needed = any(variable.requires_grad for variable in gradients)
     gradients[:] = [chainer.Variable(total, requires_grad=needed)]
     return True
