@@ -36,7 +36,7 @@ class Fingerprints:
         rewritten (bool): The program has written into the map in this iteration.
     """
 
-    __slots__ = '_device', '_watched', '_slots', 'digests', 'final', 'rewritten'
+    __slots__ = '_device', '_slots', '_watched', 'digests', 'final', 'rewritten'
 
     def __init__(self, device: Device, slots: GraphSlots) -> None:
         self._device = device
