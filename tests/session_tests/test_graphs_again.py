@@ -9,6 +9,8 @@ import pytest
 from support import networks
 
 import chainer_hybridmem as hybridmem
+from chainer_hybridmem.planning.search.candidates import least_memory
+from chainer_hybridmem.planning.simulation import make_problem
 
 # isort: split
 import chainer
@@ -92,6 +94,42 @@ def test_the_last_graph_of_an_iteration_ends_it():
     _, session = outcome_of(interleaved, planner='in-core')
     profile = session.profile
     assert profile.graph_end_event >= profile.operations[-1].first_event
+
+
+class Remembering(chainer.Chain):
+    """It keeps what it has before the loss, as a recurrent link keeps its state."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.one = L.Linear(64, 64)
+        self.state = None
+
+    def forward(self, x):
+        self.state = None
+        for _ in range(8):
+            x = F.tanh(self.one(x))
+        self.state = x
+        return F.mean(x)
+
+
+def test_a_graph_of_which_a_part_is_kept_lives_through_the_update():
+    """What plain Chainer needs counts it then, and a plan drops what it keeps."""
+    np.random.seed(0)
+    model = Remembering()
+    optimizer = chainer.optimizers.Adam().setup(model)
+    x = np.random.RandomState(1).randn(64, 64).astype(np.float32)
+    with hybridmem.optimize(model, '4MB', planner='in-core') as session:
+        while session.profile is None:
+            model.cleargrads()
+            model(x).backward()
+            optimizer.update()
+    profile = session.profile
+    assert profile.graph_end_event == len(profile.events)
+    problem = make_problem(profile)
+    assert problem.in_core_peak_bytes >= profile.initial_bytes + 8 * x.nbytes
+    map_bytes = sum(s.nbytes for s in profile.storages if s.backward_uses)
+    assert least_memory(problem)[0] < problem.in_core_peak_bytes - map_bytes // 2
 
 
 def test_parameters_made_in_a_session_are_no_feature_maps():

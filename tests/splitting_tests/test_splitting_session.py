@@ -75,6 +75,28 @@ def test_exact_parts_refuse_what_rounding_would_change(data):
     assert 'splitting=True' in message
 
 
+@pytest.mark.parametrize(
+    ('batch', 'limit', 'is_told'), [(2048, '3MiB', True), (8, '1100KiB', False)]
+)
+def test_parts_are_hinted_at_where_an_operation_does_not_fit(
+    batch, limit, is_told, monkeypatch
+):
+    """They are no help where the update does not."""
+    monkeypatch.setattr(Splitter, 'hint', ', or in parts')
+    model = chainer.Sequential(chainer.links.Linear(256, 256, nobias=True))
+    optimizer = chainer.optimizers.Adam().setup(model)
+    with (
+        pytest.raises(hybridmem.OutOfMemoryError) as caught,
+        hybridmem.optimize(model, limit, splitting=False),
+    ):
+        loss = F.sum(F.tanh(model(np.ones((batch, 256), 'f'))))
+        loss.backward()
+        del loss
+        optimizer.update()
+    assert ('in the update' in str(caught.value)) != is_told
+    assert (', or in parts' in str(caught.value)) == is_told
+
+
 def test_any_parts_train_up_to_rounding(data, in_core):
     told = io.StringIO()
     actual, session = networks.train(

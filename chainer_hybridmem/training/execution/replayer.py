@@ -291,6 +291,19 @@ class Recipes:
         given = reference.slot.kind is SlotKind.ATTRIBUTE
         return None if given and reference.slot.key in recipe.attributes else function
 
+    def find_planned_maker(self, storage: int) -> tuple[Any, Slot] | None:
+        """The function that the plan runs again for a map, and what the map is of it.
+
+        No node of a map may lead there: a program can apply a function to the array.
+        """
+        for recipe in () if self._table is None else self._table.recipes.values():
+            known = self.find_running(recipe.operation)
+            if known is not None and storage in recipe.products:
+                function = known()
+                if function is not None and self.recall_recipe(function) is not None:
+                    return function, recipe.sources[recipe.products.index(storage)]
+        return None
+
     def recall_recipe(self, function: Any) -> Recipe | None:
         """How a function runs again exactly, if it can."""
         known = self._maps.functions.find(function)
@@ -509,7 +522,8 @@ class Restorer:
             function = self._recipes.find_maker(reference)
             if function is not None:
                 return function
-        return None
+        planned = self._recipes.find_planned_maker(live.storage)
+        return None if planned is None else planned[0]
 
     # -- replays of the plan --------------------------------------------------
     def replay_all(self, replays: list[Replay], recipes: dict[int, Recipe]) -> None:
@@ -554,10 +568,7 @@ class Restorer:
             return  # what it has made comes back when it is read
         outputs, owner = self._run(function)
         for storage, source in zip(recipe.products, recipe.sources, strict=True):
-            if source.kind is SlotKind.ATTRIBUTE:
-                array = graph.read_attribute(owner, str(source.key))
-            else:
-                array = outputs[int(source.key)]
+            array = _find_product(source, outputs, owner)
             live = self._maps.planned.find(storage)
             if storage in replay.keeps and live is not None:
                 self._take_in(live, array, function)
@@ -587,10 +598,15 @@ class Restorer:
             function = self._recipes.find_maker(reference)
             if function is not None:
                 array = self._make(reference, function)
-                self._take_in(live, array, function)
-                self._mover.counters.count_recomputed(live.nbytes)
-                return
-        raise _dropped_too_early(f'{live.nbytes} bytes')
+                break
+        else:
+            planned = self._recipes.find_planned_maker(live.storage)
+            if planned is None:
+                raise _dropped_too_early(f'{live.nbytes} bytes')
+            function, source = planned
+            array = _find_product(source, *self._run(function))
+        self._take_in(live, array, function)
+        self._mover.counters.count_recomputed(live.nbytes)
 
     def _make(self, reference: graph.SlotRef, function: Any) -> Array:
         """Makes what belongs into a slot by its function."""
@@ -713,6 +729,19 @@ class Restorer:
             node = reference()
             if node is not None and graph.retained_array(node) is None:
                 self._temporaries[node] = array
+
+
+def _find_product(source: Slot, outputs: Any, owner: Any) -> Array:
+    """What a replay has made of a map.
+
+    Args:
+        source: What the map is of the function.
+        outputs: Of the replay.
+        owner: Has the attributes that it has set.
+    """
+    if source.kind is SlotKind.ATTRIBUTE:
+        return graph.read_attribute(owner, str(source.key))
+    return outputs[int(source.key)]
 
 
 def _dropped_too_early(whose: str) -> SessionError:

@@ -271,7 +271,7 @@ class Recorder(Hooks):
 
 
 class GraphLife:
-    """Watches the functions at which backward begins; a graph dies with its last one.
+    """Watches functions with a backward; their graph dies with the last of them.
 
     Args:
         device (Device): Counts events.
@@ -281,22 +281,16 @@ class GraphLife:
         self._device = device
         self._end = -1
         self._watched: list[weakref.ref[Any]] = []
-        self._reached: weakref.WeakSet[Any] = weakref.WeakSet()  # by backward
 
     def watch(self, function: Any) -> None:
-        """Backward of a function begins; one that none has reached is another loss."""
-        if function not in self._reached:
+        """Backward of a function begins."""
+        self._watched.append(weakref.ref(function, self._note_death))
 
-            def graph_died(_: Any) -> None:
-                self._end = self._device.memory.event_count
-
-            self._watched.append(weakref.ref(function, graph_died))
-        for node in function.inputs:
-            if node.creator_node is not None:
-                self._reached.add(node.creator_node)
+    def _note_death(self, _: weakref.ref[Any]) -> None:
+        self._end = self._device.memory.event_count
 
     def finish(self) -> int:
-        """Ends watching; the events before the end, -1 if a graph lives on."""
+        """Ends watching; the events before the end, -1 if a part of the graph lives."""
         if any(reference() is not None for reference in self._watched):
             self._end = -1
         self._watched.clear()

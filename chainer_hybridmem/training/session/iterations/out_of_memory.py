@@ -163,8 +163,10 @@ class OutOfMemoryExplainer:
         options, device = self._options, self._runtime.device
         limit_bytes, refusal = options.limit_bytes, device.copies.host_refusal
         why = '' if refusal is None else f' ({refusal.rstrip(".")})'
-        crossing = pieces = ''
+        crossing = pieces = splitting = ''
         missing = used + requested - limit_bytes
+        if moment.in_operation and self._arrays.distinct_bytes < limit_bytes:
+            splitting = self._runtime.splitter.hint  # else no parts are small enough
         if missing <= 0:
             pieces = ' What is free lies in pieces.'
         elif moment.in_operation and not options.cross_iteration:
@@ -173,7 +175,7 @@ class OutOfMemoryExplainer:
             f'{format_bytes(requested)} asked for {moment.text} do not fit: '
             f'{" of ".join(format_apart(used, limit_bytes))} are in use, and nothing '
             f'more can be swapped{why}.{pieces}{self._describe_resident()}',
-            f'{self._runtime.splitter.hint}{crossing}',
+            f'{splitting}{crossing}',
             requested,
             used,
         )
@@ -220,7 +222,7 @@ class OutOfMemoryExplainer:
             return ''
         return (
             f'; with planner={self._options.planner!r} the first iteration is '
-            f'recorded, which tells a limit for all later ones'
+            f'recorded, which tells a limit for later ones like it'
         )
 
     def _describe_resident(self) -> str:
