@@ -599,6 +599,8 @@ class Follower:
             return 'time as without it: everything fits, and nothing had to leave'
         if one['iteration_seconds'] is None:
             return 'time unknown: no iteration has ended'
+        if self._exceeded and not one['guided_iterations']:
+            return 'time unknown: no iteration has followed a plan'
         times, plain = self._compare_times(one)
         told = f'time {format_seconds(times.seconds)} / iteration'
         if one['step'] is None and 0 < 2 * one['guided_iterations'] < one['iterations']:

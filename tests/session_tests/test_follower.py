@@ -326,7 +326,8 @@ def test_the_last_line_names_a_limit_that_does(limit):
     follower = Follower(limit, {'splitting': False})
     with pytest.raises(MemoryError), follower:
         one_model(20)
-    *_, last = follower.describe()
+    *_, time, last = follower.describe()
+    assert time == 'time unknown: no iteration has followed a plan'
     does = r'[\d.]+ \w+ will do for steps like these: --memory-limit (\S+)'
     found = re.fullmatch(does, last)
     assert found and found[1].endswith(limit[-1])

@@ -271,7 +271,8 @@ def crossing_hint(
     """What ``cross_iteration`` can do for an operation that does not fit.
 
     Optimizer states leave for an operation, also where no plan is followed yet. The
-    update needs them all, beside parameters and gradients.
+    update needs them all, beside parameters, gradients and a temporary array that is as
+    large as a parameter.
 
     Args:
         model: Whose states may leave.
@@ -284,6 +285,7 @@ def crossing_hint(
     together = [
         *(owner.nbytes for owner in states),
         *(2 * p.nbytes for p in parameters),
+        max((p.nbytes for p in parameters), default=0),
     ]
     if sum(together) > limit_bytes:
         return ''
