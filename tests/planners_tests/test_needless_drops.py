@@ -12,7 +12,7 @@ from chainer_hybridmem.planning.records.plan import Action
 from chainer_hybridmem.planning.records.profile import Profile
 from chainer_hybridmem.planning.records.validation import check_plan
 from chainer_hybridmem.planning.search.candidates import least_memory
-from chainer_hybridmem.planning.search.repairs import defer_drops
+from chainer_hybridmem.planning.search.repairs import defer_drops, drop_after_use
 from chainer_hybridmem.planning.simulation import make_problem, simulate
 
 ANY = 1 << 40
@@ -60,3 +60,24 @@ def test_a_graph_that_outlives_the_iteration_gets_its_drops():
     problem = make_problem(toys.random_graph(3))
     plan = make_plan(problem, problem.in_core_peak_bytes - 1, 'pooch')
     assert defer_drops(problem, plan) is plan
+
+
+@pytest.mark.parametrize('seed', range(6))
+def test_what_outlives_the_iteration_is_dropped_where_the_next_one_has_no_room(seed):
+    profile = toys.random_graph(seed)
+    problem = make_problem(profile)
+    limit = problem.in_core_peak_bytes
+    plan = make_plan(problem, limit, 'pooch')
+    kept_bytes = sum(profile.storages[m.storage].nbytes for m in plan.maps)
+    assert drop_after_use(problem, plan, limit + kept_bytes) is plan
+    dropped = drop_after_use(problem, plan, limit + kept_bytes - 1)
+    for before, after in zip(plan.maps, dropped.maps, strict=True):
+        assert (before.action, before.drop_before) == (Action.KEEP, -1)
+        last = profile.storages[after.storage].backward_uses[-1]
+        assert after == dataclasses.replace(before, drop_before=last + 1)
+    assert dropped.predicted_peak_bytes == max(check_plan(profile, dropped)) <= limit
+    times = simulate(problem, plan).total_seconds, simulate(problem, dropped)
+    assert times[1].total_seconds == times[0]
+    dies = make_problem(dying(profile))
+    plan = make_plan(dies, dies.in_core_peak_bytes, 'pooch')
+    assert drop_after_use(dies, plan, 0) is plan

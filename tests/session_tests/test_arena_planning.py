@@ -182,7 +182,8 @@ def test_fewer_drops_are_left_out_until_the_arena_fits_also_after_the_deadline(
         return len(tried) > fitting
 
     monkeypatch.setattr(maker, 'arena_fits', fits)
-    left = maker._leave_to_graph(None, problem, plan)
+    guide = types.SimpleNamespace(foreign=types.SimpleNamespace(nbytes=0))
+    left = maker._leave_to_graph(guide, problem, plan)
     dropped = [sum(m.drop_before >= 0 for m in one.maps) for one in (*tried, plan)]
     assert dropped == sorted(dropped) and dropped[0] < dropped[-1]
     assert left is plan or left is tried[fitting]

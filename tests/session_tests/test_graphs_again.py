@@ -132,6 +132,24 @@ def test_a_graph_of_which_a_part_is_kept_lives_through_the_update():
     assert least_memory(problem)[0] < problem.in_core_peak_bytes - map_bytes // 2
 
 
+def test_a_graph_that_the_next_iteration_replaces_is_not_copied_out():
+    """Both do not fit, and nothing of the older one is asked for any more."""
+    np.random.seed(0)
+    model = chainer.Sequential(L.Linear(64, 64), F.tanh).repeat(7)
+    optimizer = chainer.optimizers.SGD(0.001).setup(model)
+    x = np.random.RandomState(1).randn(2000, 64).astype(np.float32)
+    with hybridmem.optimize(model, '6MB') as session:
+        for _ in range(9):
+            loss = F.mean(model(x))  # the older one lives until here
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+    figures = session.statistics()
+    assert figures['state'] == 'guided' and figures['swap'] == 0
+    assert figures['swapped_bytes'] == 0 and figures['evictions'] == 0
+    assert figures['predicted_peak_bytes'] == figures['guided_peak_bytes']
+
+
 def test_parameters_made_in_a_session_are_no_feature_maps():
     np.random.seed(0)
     model = Critic()

@@ -264,3 +264,47 @@ def defer_drops(
     if max(check_plan(profile, result)) > peak_bytes:
         return plan
     return result
+
+
+# -- maps that outlive the iteration ------------------------------------------
+def drop_after_use(problem: Problem, plan: Plan, limit_bytes: int) -> Plan:
+    """Drops what is kept after its last use, if the next iteration has no room for it.
+
+    Where the program keeps a variable, as with a loss that the next one replaces, its
+    graph lives on while the next one grows. No backward asks for it any more, but what
+    is short of memory would copy its maps out.
+
+    Args:
+        problem: What the plan is for.
+        plan: Any plan that can be executed.
+        limit_bytes: Of both graphs.
+
+    Returns:
+        Plan: With the same actions and times; the same plan if the graph dies in the
+        iteration, or both fit.
+
+    Raises:
+        PlanError: If the plan is for another profile or cannot be executed.
+    """
+    profile = problem.profile
+    storages = profile.storages
+    kept = {
+        entry.storage
+        for entry in plan.maps
+        if entry.action is Action.KEEP
+        and entry.drop_before < 0
+        and not storages[entry.storage].persistent
+    }
+    lasting_bytes = sum(storages[storage].nbytes for storage in kept)
+    outlives = profile.graph_end_event >= len(profile.events)
+    if not outlives or plan.predicted_peak_bytes + lasting_bytes <= limit_bytes:
+        return plan
+    maps = tuple(
+        dataclasses.replace(m, drop_before=storages[m.storage].backward_uses[-1] + 1)
+        if m.storage in kept
+        else m
+        for m in plan.maps
+    )
+    result = dataclasses.replace(plan, maps=maps)
+    peak_bytes = int(max(check_plan(profile, result)))
+    return dataclasses.replace(result, predicted_peak_bytes=peak_bytes)

@@ -28,7 +28,11 @@ from chainer_hybridmem.planning.search.annealing import count_steps
 from chainer_hybridmem.planning.search.bound import lower_bound
 from chainer_hybridmem.planning.search.deadline import Deadline
 from chainer_hybridmem.planning.search.relaxed import relaxed
-from chainer_hybridmem.planning.search.repairs import LARGEST_BYTES, defer_drops
+from chainer_hybridmem.planning.search.repairs import (
+    LARGEST_BYTES,
+    defer_drops,
+    drop_after_use,
+)
 from chainer_hybridmem.planning.simulation import Problem
 from chainer_hybridmem.planning.simulation.fitting import fitted
 from chainer_hybridmem.training.session.guides.guide import Guide
@@ -215,6 +219,9 @@ class PlanMaker:
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
         """Without needless drops, as far as the arena allows it."""
+        dropped = drop_after_use(problem, plan, self.room_bytes(guide))
+        if dropped is not plan and self.arena_fits(guide, problem, dropped):
+            return dropped
         for room in ROOMS:
             left = defer_drops(problem, plan, room, self._largest_bytes)
             if left is plan or self.arena_fits(guide, problem, left):
