@@ -85,6 +85,10 @@ class GraphSlots(list[SlotRef]):
         names = {key.partition('.')[0] for key in keys}
         return any(reference.is_of(owner, names) for reference in self)
 
+    def are_in(self, owner: Any, keys: Collection[str]) -> bool:
+        """Whether an owner has the array behind one of these keys."""
+        return any(r.slot.key in keys and r.owner() is owner for r in self)
+
     # -- who has the array ----------------------------------------------------
     def are_alive(self) -> bool:
         """Whether any part of the graph can still ask for the array."""

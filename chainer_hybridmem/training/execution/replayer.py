@@ -692,7 +692,7 @@ class Restorer:
         owner = graph.target(function)
         for live in self._maps.find(function) if attributes else ():
             away = live.state is not State.RESIDENT
-            if away and live.slots.belong_to(owner, attributes):
+            if away and live.slots.are_in(owner, attributes):
                 self.bring_back(live)
 
     def _find_input(self, node: Any) -> Array:

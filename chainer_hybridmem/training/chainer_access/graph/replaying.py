@@ -17,6 +17,7 @@ from chainer_hybridmem.training.chainer_access.graph.function_nodes import targe
 from chainer_hybridmem.training.chainer_access.graph.places import (
     attribute_arrays,
     away_values,
+    find_attribute,
     put_attribute,
     read_attribute,
 )
@@ -119,7 +120,10 @@ def replay(
     for key in attributes:
         name, _, index = key.partition('.')
         if not index or name in vars(owner):  # else forward makes the list
-            put_attribute(owner, key, read_attribute(target(live), key))
+            array = find_attribute(target(live), key)  # another part may be away
+            if array is None:
+                array = read_attribute(target(live), key)
+            put_attribute(owner, key, array)
     with (
         use_settings(settings),
         chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
