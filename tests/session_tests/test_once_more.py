@@ -268,7 +268,7 @@ def test_a_function_that_runs_again_has_a_place_for_each_array_that_is_away(kind
     assert list(again.kept) == [None, arrays[1]]
     places.put_attribute(again, 'kept.0', arrays[0])
     assert all(map(np.array_equal, again.kept, arrays))
-    assert places.list_away(function) == ['kept']
+    assert list(places.away_values(function)) == ['kept']
 
 
 @chainer_hybridmem.recomputable

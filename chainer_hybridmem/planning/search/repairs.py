@@ -287,6 +287,8 @@ def drop_after_use(problem: Problem, plan: Plan, limit_bytes: int) -> Plan:
         PlanError: If the plan is for another profile or cannot be executed.
     """
     profile = problem.profile
+    if profile.graph_end_event < len(profile.events):
+        return plan
     storages = profile.storages
     kept = {
         entry.storage
@@ -296,8 +298,7 @@ def drop_after_use(problem: Problem, plan: Plan, limit_bytes: int) -> Plan:
         and not storages[entry.storage].persistent
     }
     lasting_bytes = sum(storages[storage].nbytes for storage in kept)
-    outlives = profile.graph_end_event >= len(profile.events)
-    if not outlives or plan.predicted_peak_bytes + lasting_bytes <= limit_bytes:
+    if plan.predicted_peak_bytes + lasting_bytes <= limit_bytes:
         return plan
     maps = tuple(
         dataclasses.replace(m, drop_before=storages[m.storage].backward_uses[-1] + 1)

@@ -80,9 +80,8 @@ class GraphSlots(list[SlotRef]):
         """Whether a function keeps the array as an attribute."""
         return any(r.slot.kind is SlotKind.ATTRIBUTE for r in self)
 
-    def belong_to(self, owner: Any, keys: Collection[str]) -> bool:
+    def belong_to(self, owner: Any, names: Collection[str]) -> bool:
         """Whether an owner has the array in these attributes, else as a node."""
-        names = {key.partition('.')[0] for key in keys}
         return any(reference.is_of(owner, names) for reference in self)
 
     def are_in(self, owner: Any, keys: Collection[str]) -> bool:

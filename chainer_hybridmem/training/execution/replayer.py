@@ -568,7 +568,7 @@ class Restorer:
             return  # what it has made comes back when it is read
         outputs, owner = self._run(function)
         for storage, source in zip(recipe.products, recipe.sources, strict=True):
-            array = _find_product(source, outputs, owner)
+            array = graph.product(source, function, outputs, owner)
             live = self._maps.planned.find(storage)
             if storage in replay.keeps and live is not None:
                 self._take_in(live, array, function)
@@ -604,7 +604,7 @@ class Restorer:
             if planned is None:
                 raise _dropped_too_early(f'{live.nbytes} bytes')
             function, source = planned
-            array = _find_product(source, *self._run(function))
+            array = graph.product(source, function, *self._run(function))
         self._take_in(live, array, function)
         self._mover.counters.count_recomputed(live.nbytes)
 
@@ -729,19 +729,6 @@ class Restorer:
             node = reference()
             if node is not None and graph.retained_array(node) is None:
                 self._temporaries[node] = array
-
-
-def _find_product(source: Slot, outputs: Any, owner: Any) -> Array:
-    """What a replay has made of a map.
-
-    Args:
-        source: What the map is of the function.
-        outputs: Of the replay.
-        owner: Has the attributes that it has set.
-    """
-    if source.kind is SlotKind.ATTRIBUTE:
-        return graph.read_attribute(owner, str(source.key))
-    return outputs[int(source.key)]
 
 
 def _dropped_too_early(whose: str) -> SessionError:

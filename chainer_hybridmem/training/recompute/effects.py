@@ -103,7 +103,7 @@ def _inside(
     elif hasattr(value, '__dict__') and not callable(getattr(value, '__get__', None)):
         private = graph.FRAMEWORK
         parts = [part for part in vars(value).items() if part[0] not in private]
-        for key in graph.list_away(value):
+        for key in graph.away_values(value):
             yield f'{name}/{key}', _AWAY
     for key, part in parts:
         inner = name if key == owners.CHILDREN else f'{name}/{key}'

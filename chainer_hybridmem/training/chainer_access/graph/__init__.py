@@ -50,7 +50,7 @@ from chainer_hybridmem.training.chainer_access.graph.nodes import find_known_con
 from chainer_hybridmem.training.chainer_access.graph.places import (
     BringBack,
     attribute_arrays,
-    list_away,
+    away_values,
     read_attribute,
 )
 from chainer_hybridmem.training.chainer_access.graph.replaying import (
@@ -93,7 +93,7 @@ __all__ = [
     'function_of',
     'is_unfinished',
     'kind_of',
-    'list_away',
+    'away_values',
     'may_go_back',
     'name_and_arrays',
     'node_array',

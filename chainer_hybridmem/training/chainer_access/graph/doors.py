@@ -35,9 +35,9 @@ from chainer import _backprop, _backprop_utils
 from chainer_hybridmem.errors import SessionError
 from chainer_hybridmem.training.chainer_access.graph.places import (
     BringBack,
+    away_values,
     find_restorer,
     is_attribute_away,
-    list_away,
 )
 
 
@@ -104,7 +104,7 @@ def open_door(owner: Any, name: str) -> None:
 
 def close_door(owner: Any) -> None:
     """Lets an owner be of its own class again, if it has all its attributes."""
-    if not list_away(owner):
+    if not away_values(owner):
         kind = kind_of(owner)
         if type(owner) is not kind:
             owner.__class__ = kind
@@ -160,7 +160,7 @@ def _delete(owner: Any, name: str) -> None:
 
 def _reduce(owner: Any, protocol: Any) -> Any:
     """``__reduce_ex__`` of a door: a copy has everything."""
-    for name in list_away(owner):
+    for name in away_values(owner):
         _bring_back(owner, name)
     owner.__class__ = kind_of(owner)
     return owner.__reduce_ex__(protocol)

@@ -61,13 +61,8 @@ def find_restorer(owner: Any) -> BringBack | None:
     return None if away is None else away.bring_back
 
 
-def list_away(owner: Any) -> list[str]:
-    """Names of attributes that are away."""
-    return [name for name in _away_of(owner) if name not in vars(owner)]
-
-
 def away_values(owner: Any) -> dict[str, Any]:
-    """What is away: lists and tuples have None in place of what is missing."""
+    """Attributes that are away: None, or a list or tuple with None for what is."""
     return {
         name: None if elements is None else elements.values
         for name, elements in _away_of(owner).items()
@@ -105,10 +100,13 @@ def attribute_arrays(
 
 
 def read_attribute(owner: Any, key: str) -> Any:
-    """The array behind a key; restores it where it is away."""
-    name, _, index = key.partition('.')
-    value = getattr(owner, name)
-    return value[int(index)] if index else value
+    """The array behind a key; restores it where it is away, not what lies beside it."""
+    array = find_attribute(owner, key)
+    if array is None:
+        name, _, index = key.partition('.')
+        value = getattr(owner, name)
+        array = value[int(index)] if index else value
+    return array
 
 
 def find_attribute(owner: Any, key: str) -> Any:

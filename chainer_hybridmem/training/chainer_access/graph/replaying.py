@@ -17,7 +17,6 @@ from chainer_hybridmem.training.chainer_access.graph.function_nodes import targe
 from chainer_hybridmem.training.chainer_access.graph.places import (
     attribute_arrays,
     away_values,
-    find_attribute,
     put_attribute,
     read_attribute,
 )
@@ -120,10 +119,7 @@ def replay(
     for key in attributes:
         name, _, index = key.partition('.')
         if not index or name in vars(owner):  # else forward makes the list
-            array = find_attribute(target(live), key)  # another part may be away
-            if array is None:
-                array = read_attribute(target(live), key)
-            put_attribute(owner, key, array)
+            put_attribute(owner, key, read_attribute(target(live), key))
     with (
         use_settings(settings),
         chainer.using_device(chainer.backend.get_device_from_array(*inputs)),
@@ -137,11 +133,13 @@ def product(slot: Slot, function: Any, outputs: Any, made: Any) -> Array:
     """What a replay has made for one of a function's own slots.
 
     Args:
-        slot: A retained output or an attribute.
+        slot: An output, a retained output or an attribute.
         function: The function in the graph.
         outputs: Output arrays of the replay.
         made: The object with its attributes.
     """
+    if slot.kind is SlotKind.OUTPUT:
+        return outputs[int(slot.key)]
     if slot.kind is SlotKind.RETAINED:
         return outputs[function._output_indexes_to_retain[int(slot.key)]]
     return read_attribute(made, str(slot.key))

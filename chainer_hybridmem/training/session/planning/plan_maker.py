@@ -218,7 +218,10 @@ class PlanMaker:
         return plan if self.arena_fits(guide, problem, plan) else None
 
     def _leave_to_graph(self, guide: Guide, problem: Problem, plan: Plan) -> Plan:
-        """Without needless drops, as far as the arena allows it."""
+        """With the drops that the next iteration needs, and without needless ones.
+
+        As far as the arena allows it.
+        """
         dropped = drop_after_use(problem, plan, self.room_bytes(guide))
         if dropped is not plan and self.arena_fits(guide, problem, dropped):
             return dropped
