@@ -199,7 +199,10 @@ def _is_documented(message: str, case: Case) -> bool:
     late = 'after its last planned use', 'have been updated since its forward'
     if any(part in message for part in late):
         # An iteration that is new to the session may ask for what its plan has dropped.
-        return len({step.kind for step in case.steps}) > 1
+        # A carried state is cut off under what a cycle goes back over.
+        kinds = {step.kind for step in case.steps}
+        carried = any(options.get('carry') for _, options, _ in case.layers)
+        return len(kinds) > 1 or (carried and 'cycle' in kinds)
     written = 'has been changed in place', 'has written into a feature map'
     if any(part in message for part in written):
         return _writes_late(case)
