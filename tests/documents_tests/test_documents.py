@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import importlib.util
@@ -137,6 +138,40 @@ def test_names_of_the_code_are_there(page):
     for name in re.findall(r'`(_*[A-Z]\w+(?:\.\w+)*|[a-z]\w*_\w+)`', page.read_text()):
         missing = set(name.split('.')) - words_of_the_code() - NAMES_OF_OTHERS
         assert not missing, f'`{name}`'
+
+
+@functools.cache
+def classes_of_the_code() -> dict[str, list[ast.ClassDef]]:
+    found: dict[str, list[ast.ClassDef]] = {}
+    for path in PACKAGE.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+@functools.cache
+def members_of(name: str) -> set[str]:
+    """What classes of a name have, with what their bases of the package have."""
+    found: set[str] = set()
+    for node in classes_of_the_code().get(name, ()):
+        for one in ast.walk(node):
+            if isinstance(one, ast.FunctionDef):
+                found.add(one.name)
+            elif isinstance(one, ast.Name | ast.Attribute) and isinstance(
+                one.ctx, ast.Store
+            ):
+                found.add(one.id if isinstance(one, ast.Name) else one.attr)
+        for base in node.bases:
+            found |= members_of(ast.unparse(base).rpartition('.')[2].partition('[')[0])
+    return found
+
+
+@pytest.mark.parametrize('page', PAGES, ids=name_of)
+def test_members_that_are_named_are_of_their_classes(page):
+    for owner, member in re.findall(r'`(_*[A-Z]\w+)\.(\w+)', page.read_text()):
+        if owner in classes_of_the_code():
+            assert member in members_of(owner), f'{owner}.{member}'
 
 
 @pytest.mark.parametrize('page', DOCS, ids=name_of)

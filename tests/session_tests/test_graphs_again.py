@@ -150,6 +150,64 @@ def test_a_graph_that_the_next_iteration_replaces_is_not_copied_out():
     assert figures['predicted_peak_bytes'] == figures['guided_peak_bytes']
 
 
+class Pooled(chainer.Chain):
+    """Passes on what it has made or, as a pool of pictures does, another array."""
+
+    def __init__(self, retained, activation):
+        super().__init__()
+        self.retained, self.activation = retained, activation
+        with self.init_scope():
+            self.layers = chainer.ChainList(*[L.Linear(64, 64) for _ in range(6)])
+
+    def forward(self, x, replaced):
+        for i, layer in enumerate(self.layers):
+            h = layer(x)
+            if i == 2:
+                h = F.tanh(h) if self.retained else h
+                beside = F.mean(h)
+                if replaced:
+                    h = chainer.Variable(h.array * 2)
+            x = self.activation(h)
+        return F.mean(x) + beside
+
+
+@pytest.mark.parametrize(
+    'options', [{'planner': 'swap-all'}, {'rules': {'*': 'no swap'}}], ids=str
+)
+@pytest.mark.parametrize('activation', [F.sigmoid, F.sin])
+@pytest.mark.parametrize('retained', [True, False])
+def test_an_array_of_the_program_in_place_of_what_a_function_has_made(
+    retained, activation, options
+):
+    """The functions are the same, but no replay makes it; both are away at once."""
+
+    def train(session):
+        np.random.seed(0)
+        model = Pooled(retained, activation)
+        optimizer = chainer.optimizers.SGD(0.1).setup(model)
+        data = np.random.RandomState(1)
+        with session(model) as opened:
+            losses = [
+                networks.iterate(
+                    model,
+                    optimizer,
+                    data.rand(2000, 64).astype(np.float32),
+                    i > 7 and i % 2,
+                )
+                for i in range(12)
+            ]
+        return networks.outcome(model, losses), opened
+
+    expected, _ = train(contextlib.nullcontext)
+    result, session = train(
+        lambda model: hybridmem.optimize(model, '4.4MiB', **options)
+    )
+    networks.assert_same(expected, result)
+    figures = session.statistics()
+    assert figures['guided_iterations'] >= 4
+    assert figures['swap'] or figures['recompute']
+
+
 def test_parameters_made_in_a_session_are_no_feature_maps():
     np.random.seed(0)
     model = Critic()

@@ -437,7 +437,7 @@ def findings(index: int, value: Any) -> Any:
     [
         (lambda body: body.update(format='chainer_hybridmem/plan'), 'format'),
         (lambda body: body.update(version=1), 'version 1'),
-        (lambda body: body.update(version=3), 'version 3'),
+        (lambda body: body.update(version=4), 'version 4'),
         (lambda body: body.update(version='\n' * 9 + 'x' * 9999), 'version'),
         (lambda body: body.pop('plan'), "it lacks 'plan'"),
         (lambda body: body['circumstances'].update(limit_bytes=1), 'circumstances'),
@@ -448,7 +448,8 @@ def findings(index: int, value: Any) -> Any:
         (lambda body: body['sources'].pop(Net.__module__), 'is another'),
         (lambda body: body['keys'].pop(), 'name belongs to other operations'),
         (lambda body: body['keys'].append([1, 2]), 'name of a function'),
-        (lambda body: body['keys'].append(['ReLU', [[2], 3]]), 'shape and type'),
+        (lambda body: body['keys'].append(['ReLU', [[2], 3], 0]), 'shape and type'),
+        (lambda body: body['keys'].append(['ReLU', [[2], 'f']]), 'are leaves'),
         (lambda body: body['keys'].append([]), 'ValueError'),
         (changed_profile(operations=[]), 'no operation'),
         (changed_recipe(3, []), 'makes something else'),

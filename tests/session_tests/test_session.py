@@ -103,9 +103,17 @@ def test_every_switch_is_checked():
 
 
 def test_a_kept_plan_counts_under_the_same_options_of_plans():
-    assert set(Options(LIMIT).of_plans()) == {
+    """An option is in one of two lists: a new one asks which of them it belongs to."""
+    of_plans = {
         'planner', 'planner_options', 'arena', 'cross_iteration', 'splitting', 'rules',
     }  # fmt: skip
+    others = {
+        'memory_limit', 'device', 'swap_dir', 'host_limit', 'verify', 'progress',
+        'link_bandwidth', 'disk_bandwidth', 'shared_link', 'cache_dir', 'communicator',
+        'keep_graph',
+    }  # fmt: skip
+    assert set(Options(LIMIT).of_plans()) == of_plans
+    assert {field.name for field in dataclasses.fields(Options)} == of_plans | others
 
 
 def test_every_option_is_read_by_a_session():

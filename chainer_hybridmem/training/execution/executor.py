@@ -388,9 +388,8 @@ class Executor:
         for origin, k, serial, function in functions:
             self.know(k, function, serial, origin)
         self._mark_backward_done(ended, ())
-        for _, _, _, function in functions:
-            for live in self.maps.find(function):
-                live.begin_iteration()
+        for _, _, _, function in functions:  # this iteration may have a map, too
+            self._planned.hand_over(self.maps.find(function))
 
     def know_more(self, k: int, count: int) -> None:
         """So many more noted functions become known: what is needed last comes first.

@@ -336,7 +336,12 @@ class LiveMap:
             raise
 
     def drop(self) -> None:
-        """Frees the device memory, unless the program has it, or had it before."""
+        """Frees the device memory; nothing will make a copy of the contents.
+
+        It is away where the host has a valid copy, else gone. It stays where others
+        have it, or had it, and may write: no replay makes what they write. What no
+        function reads again is let go, whoever else has it.
+        """
         if self.state is State.LEAVING:
             self.release()
         elif self.state is State.COMING:

@@ -62,11 +62,15 @@ class PlannedMaps:
         """The maps of storages, as far as the iteration has made them."""
         return list(filter(None, map(self._maps.get, storages)))
 
-    def meet(self, live: LiveMap, slot: Slot) -> None:
-        """A map that has no storage yet is found in a slot."""
+    def assign_by_slot(self, live: LiveMap, slot: Slot) -> None:
+        """Gives a map the storage that the plan has for a slot, if it has one.
+
+        The first map of a storage has it: what was one array when the plan was made may
+        be two, and they share no space on the host.
+        """
         if self.table is not None:
             storage = self.table.storage_of.get(slot, -1)
-            if storage >= 0:
+            if storage >= 0 and storage not in self._maps:
                 self.assign(live, storage)
 
     def assign(self, live: LiveMap, storage: int) -> None:
@@ -90,14 +94,15 @@ class PlannedMaps:
         if live.storage >= 0 and live.host.copy is not None:
             self._copies[live.storage] = live.host.copy
 
-    def hand_over_copies(self, maps: Iterable[LiveMap]) -> None:
-        """Leaves their host copies to maps of graphs that live on.
+    def hand_over(self, maps: Iterable[LiveMap]) -> None:
+        """Leaves maps, with their host copies, to graphs that live on.
 
         Later iterations neither write over such a copy nor give it back.
         """
         for live in maps:
             if live.storage >= 0 and self._copies.get(live.storage) is live.host.copy:
                 self._copies.pop(live.storage, None)
+            live.begin_iteration()
 
     # -- another plan ---------------------------------------------------------
     def switch(self, table: ActionTable, copies: dict[int, HostCopy]) -> None:
@@ -207,9 +212,7 @@ class LiveMaps:
 
     def end_iteration(self) -> None:
         """All maps belong to older graphs from here on."""
-        self.planned.hand_over_copies(self)
-        for live in self:
-            live.begin_iteration()
+        self.planned.hand_over(self)
 
     def switch(self, outliving: Collection[Slot]) -> None:
         """Moves every map into another plan; argument as of begin_iteration()."""
@@ -284,7 +287,7 @@ class LiveMaps:
             if live.storage < 0:
                 if live.host.copy is not None:
                     live.host.close()  # no plan owns it, and it is worth nothing now
-                self.planned.meet(live, slot)
+                self.planned.assign_by_slot(live, slot)
         return maps
 
     def find_evicted(self, function: Any) -> Iterator[LiveMap]:

@@ -291,17 +291,21 @@ class Recipes:
         given = reference.slot.kind is SlotKind.ATTRIBUTE
         return None if given and reference.slot.key in recipe.attributes else function
 
-    def find_planned_maker(self, storage: int) -> tuple[Any, Slot] | None:
+    def find_planned_maker(self, live: LiveMap) -> tuple[Any, Slot] | None:
         """The function that the plan runs again for a map, and what the map is of it.
 
         No node of a map may lead there: a program can apply a function to the array.
         """
-        for recipe in () if self._table is None else self._table.recipes.values():
-            known = self.find_running(recipe.operation)
-            if known is not None and storage in recipe.products:
+        for planned in () if self._table is None else self._table.recipes.values():
+            known = self.find_running(planned.operation)
+            if known is not None and live.storage in planned.products:
                 function = known()
-                if function is not None and self.recall_recipe(function) is not None:
-                    return function, recipe.sources[recipe.products.index(storage)]
+                recipe = self.recall_recipe(function)
+                if recipe is None:
+                    continue
+                if live.slots.are_in(graph.target(function), recipe.attributes):
+                    continue  # its replay begins with the map
+                return function, planned.sources[planned.products.index(live.storage)]
         return None
 
     def recall_recipe(self, function: Any) -> Recipe | None:
@@ -522,7 +526,7 @@ class Restorer:
             function = self._recipes.find_maker(reference)
             if function is not None:
                 return function
-        planned = self._recipes.find_planned_maker(live.storage)
+        planned = self._recipes.find_planned_maker(live)
         return None if planned is None else planned[0]
 
     # -- replays of the plan --------------------------------------------------
@@ -600,7 +604,7 @@ class Restorer:
                 array = self._make(reference, function)
                 break
         else:
-            planned = self._recipes.find_planned_maker(live.storage)
+            planned = self._recipes.find_planned_maker(live)
             if planned is None:
                 raise _dropped_too_early(f'{live.nbytes} bytes')
             function, source = planned

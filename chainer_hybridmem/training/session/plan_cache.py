@@ -56,7 +56,10 @@ from chainer_hybridmem.training.session.guides.guide import (
     ProgramHabits,
 )
 from chainer_hybridmem.training.session.guides.guidebook import LARGEST_GUIDE_COUNT
-from chainer_hybridmem.training.session.guides.operation_key import OperationKey
+from chainer_hybridmem.training.session.guides.operation_key import (
+    BACKWARD,
+    OperationKey,
+)
 from chainer_hybridmem.training.session.setting.cache_folder import (
     read_private,
     replace_private,
@@ -124,7 +127,7 @@ def check_slot(slot: Slot, n_operations: int) -> None:
 
 
 def _is_backward(key: OperationKey) -> bool:
-    return len(key) == 2 and isinstance(key[1], int | str)
+    return len(key) == 2 and key[0] == BACKWARD
 
 
 def read_key(row: Any) -> OperationKey:
@@ -132,20 +135,23 @@ def read_key(row: Any) -> OperationKey:
     name, *rest = row
     if not isinstance(name, str):
         raise TypeError(f'the name of a function was expected, got {name!r}')
-    if _is_backward(tuple(row)) and name == 'backward':
+    if _is_backward(tuple(row)) and isinstance(rest[0], int | str):
         return name, rest[0]
+    *rest, leaves = rest
+    if type(leaves) is not int:
+        raise TypeError(f'which inputs are leaves was expected, got {leaves!r}')
     given = [part for part in rest if isinstance(part, str)]
     inputs = rest[: len(rest) - len(given)]  # they come first
     for shape, char in inputs:
         sizes = isinstance(shape, list) and all(type(n) is int for n in shape)
         if not (sizes and isinstance(char, str)):
             raise TypeError(f'shape and type were expected, got {shape!r}, {char!r}')
-    return name, *((tuple(shape), char) for shape, char in inputs), *given
+    return name, *((tuple(shape), char) for shape, char in inputs), *given, leaves
 
 
 def _inputs(key: OperationKey) -> list[tuple[Any, str]]:
     """Shape and type of each input of a forward operation."""
-    return [part for part in key[1:] if not isinstance(part, str)]
+    return [part for part in key[1:] if isinstance(part, tuple)]
 
 
 MAIN = '__main__'
@@ -203,7 +209,7 @@ def _stamp(module: str) -> str | None:
 
 
 FORMAT = 'chainer_hybridmem/guide'
-VERSION = 2
+VERSION = 3
 SUFFIX = '.guide.gz'
 MOST_TOLD = 300  # characters of a reason
 _CONFIG = (  # of Chainer, with which a replay might give other bits

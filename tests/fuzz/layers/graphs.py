@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import chainer
 import chainer.functions as F
 import chainer.links as L
 
@@ -28,9 +29,22 @@ def sometimes(at: Layer, x: Any, survival: float) -> Any:
     return x + like(x, F.relu(at.inside(x)))
 
 
-@kind(draw=lambda r: {'deep': r.random() < 0.2})
-def detached(at: Layer, x: Any, deep: bool) -> Any:
-    """Half of the value comes without a gradient, or all that was before."""
+@kind(draw=lambda r: {
+    'deep': r.random() < 0.2, 'retained': r.random() < 0.5,
+    'split': r.choice(((), (), (3, 7), (4, 5, 8), (0, 1, 2, 5)))})  # fmt: skip
+def detached(
+    at: Layer, x: Any, deep: bool, retained: bool = True, split: tuple[int, ...] = ()
+) -> Any:
+    """Half of the value comes without a gradient, or all that was before.
+
+    Or in some iterations (``split``) from another array than a function has made.
+    """
+    if split:
+        at.state['calls'] = at.state.get('calls', -1) + 1
+        made = read = F.tanh(x) if retained else x * 0.5 + 0.1
+        if at.state['calls'] in split:
+            read = chainer.Variable(made.array * made.dtype.type(0.5))
+        return F.sin(read) * 0.5 + made * 0.5
     beside = F.tanh(x) * 0.5
     if deep:
         beside.unchain_backward()

@@ -175,8 +175,14 @@ class Loop(chainer.FunctionHook):
             return
         goes_on = iteration.started and not iteration.backward_seen
         newest = None if iteration.newest is None else iteration.newest()
-        is_unfinished = newest is None or newest.inputs is None
-        newest = None  # with a reference to it, its graph would not be dead
+        inputs = None if newest is None else newest.inputs
+        is_unfinished = inputs is None
+        leaves = 0
+        if goes_on and not iteration.quiet:
+            for node in inputs or ():
+                leaves = 2 * leaves + (node.creator_node is None)
+        # With a reference to one of them, their graph would not be dead.
+        newest = inputs = node = None
         if is_unfinished or iteration.depth:
             goes_on = self._goes_on(iteration, goes_on)
         if not goes_on or not iteration.quiet:
@@ -202,7 +208,7 @@ class Loop(chainer.FunctionHook):
             if not k % GUARDED:
                 self._ledger.forget_dead()
         else:
-            key = key or make_forward_key(function, in_data)
+            key = key or make_forward_key(function, in_data, leaves)
             self._start_known_forward(iteration, k, function, in_data, key)
         if not k % GUARDED:
             graph.add_local_hook(function, self._guard)
