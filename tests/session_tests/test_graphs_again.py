@@ -150,40 +150,44 @@ def test_a_graph_that_the_next_iteration_replaces_is_not_copied_out():
     assert figures['predicted_peak_bytes'] == figures['guided_peak_bytes']
 
 
-class Pooled(chainer.Chain):
-    """Passes on what it has made or, as a pool of pictures does, another array."""
+class Rewired(chainer.Chain):
+    """Passes on another array than a function has made, or swaps two, when it is told.
 
-    def __init__(self, retained, activation):
+    Args:
+        way (str): ``'pool'``, as a pool of pictures does, or ``'paths'``.
+        retained (bool): Whether the function keeps what it makes.
+        activation (callable): Reads it.
+    """
+
+    def __init__(self, way, retained, activation):
         super().__init__()
-        self.retained, self.activation = retained, activation
+        self.way, self.retained, self.activation = way, retained, activation
         with self.init_scope():
-            self.layers = chainer.ChainList(*[L.Linear(64, 64) for _ in range(6)])
+            self.layers = chainer.ChainList(*[L.Linear(64, 64) for _ in range(8)])
 
-    def forward(self, x, replaced):
-        for i, layer in enumerate(self.layers):
-            h = layer(x)
-            if i == 2:
-                h = F.tanh(h) if self.retained else h
-                beside = F.mean(h)
-                if replaced:
-                    h = chainer.Variable(h.array * 2)
-            x = self.activation(h)
-        return F.mean(x) + beside
+    def forward(self, x, told):
+        layers = iter(self.layers)
+        for one, other in zip(layers, layers, strict=True):
+            h, beside = one(x), other(x)
+            h = F.tanh(h) if self.retained else h
+            if told and self.way == 'pool' and one is self.layers[2]:
+                h = chainer.Variable(h.array * 2)
+            elif told and self.way == 'paths':
+                h, beside = beside, h
+            x = self.activation(h) + beside
+        return F.mean(x)
 
 
-@pytest.mark.parametrize(
-    'options', [{'planner': 'swap-all'}, {'rules': {'*': 'no swap'}}], ids=str
-)
+@pytest.mark.parametrize('planner', ['swap-all', 'checkpoint-sqrt'])
 @pytest.mark.parametrize('activation', [F.sigmoid, F.sin])
 @pytest.mark.parametrize('retained', [True, False])
-def test_an_array_of_the_program_in_place_of_what_a_function_has_made(
-    retained, activation, options
-):
-    """The functions are the same, but no replay makes it; both are away at once."""
+@pytest.mark.parametrize('way', ['pool', 'paths'])
+def test_functions_that_read_what_others_have_made(way, retained, activation, planner):
+    """The functions are the same, but no replay makes what they read."""
 
     def train(session):
         np.random.seed(0)
-        model = Pooled(retained, activation)
+        model = Rewired(way, retained, activation)
         optimizer = chainer.optimizers.SGD(0.1).setup(model)
         data = np.random.RandomState(1)
         with session(model) as opened:
@@ -199,9 +203,7 @@ def test_an_array_of_the_program_in_place_of_what_a_function_has_made(
         return networks.outcome(model, losses), opened
 
     expected, _ = train(contextlib.nullcontext)
-    result, session = train(
-        lambda model: hybridmem.optimize(model, '4.4MiB', **options)
-    )
+    result, session = train(lambda model: hybridmem.optimize(model, '4MiB', planner))
     networks.assert_same(expected, result)
     figures = session.statistics()
     assert figures['guided_iterations'] >= 4

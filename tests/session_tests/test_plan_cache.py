@@ -449,7 +449,7 @@ def findings(index: int, value: Any) -> Any:
         (lambda body: body['keys'].pop(), 'name belongs to other operations'),
         (lambda body: body['keys'].append([1, 2]), 'name of a function'),
         (lambda body: body['keys'].append(['ReLU', [[2], 3], 0]), 'shape and type'),
-        (lambda body: body['keys'].append(['ReLU', [[2], 'f']]), 'are leaves'),
+        (lambda body: body['keys'].append(['ReLU', [[2], 'f']]), 'the wiring'),
         (lambda body: body['keys'].append([]), 'ValueError'),
         (changed_profile(operations=[]), 'no operation'),
         (changed_recipe(3, []), 'makes something else'),

@@ -137,16 +137,16 @@ def read_key(row: Any) -> OperationKey:
         raise TypeError(f'the name of a function was expected, got {name!r}')
     if _is_backward(tuple(row)) and isinstance(rest[0], int | str):
         return name, rest[0]
-    *rest, leaves = rest
-    if type(leaves) is not int:
-        raise TypeError(f'which inputs are leaves was expected, got {leaves!r}')
+    *rest, wiring = rest
+    if type(wiring) is not int:
+        raise TypeError(f'a number for the wiring was expected, got {wiring!r}')
     given = [part for part in rest if isinstance(part, str)]
     inputs = rest[: len(rest) - len(given)]  # they come first
     for shape, char in inputs:
         sizes = isinstance(shape, list) and all(type(n) is int for n in shape)
         if not (sizes and isinstance(char, str)):
             raise TypeError(f'shape and type were expected, got {shape!r}, {char!r}')
-    return name, *((tuple(shape), char) for shape, char in inputs), *given, leaves
+    return name, *((tuple(shape), char) for shape, char in inputs), *given, wiring
 
 
 def _inputs(key: OperationKey) -> list[tuple[Any, str]]:

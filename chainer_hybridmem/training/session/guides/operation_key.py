@@ -18,27 +18,27 @@ _look_of = operator.attrgetter('shape', 'dtype.char')
 
 
 def make_forward_key(
-    function: Any, in_data: tuple[Any, ...], leaves: int = 0
+    function: Any, in_data: tuple[Any, ...], wiring: int = 0
 ) -> OperationKey:
     """What a forward function is known by.
 
     Args:
         function: Before its forward.
         in_data: Its inputs.
-        leaves: Which inputs no function has made, as bits: of the function before, for
-            this one has none yet. A program may pass on an array of its own where it
-            passed on what a function had made; no replay makes that again.
+        wiring: Which operations have made the inputs of the function before: this one
+            has none yet. A program may pass on another array, of its own or of another
+            function, where a plan has recorded one that replays make again.
 
     Returns:
         tuple: Its class, shape and type of each input, names of arrays it is given,
         whether its code is Chainer's: if not, no plan that runs it again is followed;
-        and the leaves.
+        and the wiring.
     """
     own = graph.target(function)
     name, *given = graph.name_and_arrays(own)
     if own_code.find_foreign(type(own)):
         given.append('foreign')
-    return name, *map(_look_of, in_data), *given, leaves
+    return name, *map(_look_of, in_data), *given, wiring
 
 
 def extend_fingerprint(before: int, function: Any, in_data: tuple[Any, ...]) -> int:

@@ -177,10 +177,12 @@ class Loop(chainer.FunctionHook):
         newest = None if iteration.newest is None else iteration.newest()
         inputs = None if newest is None else newest.inputs
         is_unfinished = inputs is None
-        leaves = 0
+        wiring = 0
         if goes_on and not iteration.quiet:
+            forwards = self._ledger.forwards
             for node in inputs or ():
-                leaves = 2 * leaves + (node.creator_node is None)
+                maker = forwards.get(id(node.creator_node), -1)
+                wiring = hash((wiring, maker))
         # With a reference to one of them, their graph would not be dead.
         newest = inputs = node = None
         if is_unfinished or iteration.depth:
@@ -208,7 +210,7 @@ class Loop(chainer.FunctionHook):
             if not k % GUARDED:
                 self._ledger.forget_dead()
         else:
-            key = key or make_forward_key(function, in_data, leaves)
+            key = key or make_forward_key(function, in_data, wiring)
             self._start_known_forward(iteration, k, function, in_data, key)
         if not k % GUARDED:
             graph.add_local_hook(function, self._guard)
