@@ -156,12 +156,13 @@ def members_of(name: str) -> set[str]:
     found: set[str] = set()
     for node in classes_of_the_code().get(name, ()):
         for one in ast.walk(node):
+            if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+                found.add(one.attr)
+        for one in node.body:
             if isinstance(one, ast.FunctionDef):
                 found.add(one.name)
-            elif isinstance(one, ast.Name | ast.Attribute) and isinstance(
-                one.ctx, ast.Store
-            ):
-                found.add(one.id if isinstance(one, ast.Name) else one.attr)
+            elif isinstance(one, ast.Assign | ast.AnnAssign):
+                found |= {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}
         for base in node.bases:
             found |= members_of(ast.unparse(base).rpartition('.')[2].partition('[')[0])
     return found

@@ -388,7 +388,8 @@ class Executor:
         for origin, k, serial, function in functions:
             self.know(k, function, serial, origin)
         self._mark_backward_done(ended, ())
-        for _, _, _, function in functions:  # this iteration may have a map, too
+        # Some may be maps of the plan, too, as an input that both graphs read.
+        for _, _, _, function in functions:
             self._planned.hand_over(self.maps.find(function))
 
     def know_more(self, k: int, count: int) -> None:
