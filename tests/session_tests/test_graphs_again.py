@@ -210,6 +210,44 @@ def test_functions_that_read_what_others_have_made(way, retained, activation, pl
     assert figures['swap'] or figures['recompute']
 
 
+@pytest.mark.parametrize('limit', ['5MiB', '6MiB'])
+def test_a_last_function_that_reads_what_others_have_made(limit):
+    """No other function follows it, and its backward is not the first one."""
+
+    def compute(model, x, told):
+        first, second = model[0](x), model[1](x)
+        h = first + second
+        for layer in list(model)[2:]:
+            h = F.sin(layer(h))
+        two = [F.sin(first), F.sin(second)]
+        return F.mean(h), F.mean_squared_error(*(two[::-1] if told else two))
+
+    def train(session):
+        np.random.seed(0)
+        model = chainer.ChainList(*[L.Linear(64, 64) for _ in range(9)])
+        optimizer = chainer.optimizers.SGD(0.1).setup(model)
+        data, losses = np.random.RandomState(1), []
+        with session(model) as opened:
+            for i in range(14):
+                x = data.rand(2000, 64).astype(np.float32)
+                both = compute(model, x, i > 7 and i % 2)
+                model.cleargrads()
+                for loss in both:
+                    loss.backward()
+                losses.append(float(loss.array))
+                del both, loss
+                optimizer.update()
+        return networks.outcome(model, losses), opened
+
+    expected, _ = train(contextlib.nullcontext)
+    result, session = train(
+        lambda model: hybridmem.optimize(model, limit, 'checkpoint-sqrt')
+    )
+    networks.assert_same(expected, result)
+    assert session.statistics()['guided_iterations'] >= 4
+    assert session.statistics()['recompute']
+
+
 def test_parameters_made_in_a_session_are_no_feature_maps():
     np.random.seed(0)
     model = Critic()

@@ -437,7 +437,10 @@ def findings(index: int, value: Any) -> Any:
     [
         (lambda body: body.update(format='chainer_hybridmem/plan'), 'format'),
         (lambda body: body.update(version=1), 'version 1'),
-        (lambda body: body.update(version=4), 'version 4'),
+        (
+            lambda body: body.update(version=plan_cache.VERSION + 1),
+            f'version {plan_cache.VERSION + 1}',
+        ),
         (lambda body: body.update(version='\n' * 9 + 'x' * 9999), 'version'),
         (lambda body: body.pop('plan'), "it lacks 'plan'"),
         (lambda body: body['circumstances'].update(limit_bytes=1), 'circumstances'),

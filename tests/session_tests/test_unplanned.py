@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import linecache
+import random
 import threading
 
 import numpy as np
@@ -131,29 +132,34 @@ def test_a_warning_without_a_line_of_the_users_points_to_its_caller():
 
 
 class Chain(chainer.Chain):
-    """Takes rows of any length, as often as asked."""
+    """Takes rows of any length, as often as asked; a layer may read any one before."""
 
     def __init__(self):
         super().__init__()
         with self.init_scope():
             self.layer = L.Linear(1, 1)
 
-    def forward(self, x, depth):
+    def forward(self, x, depth, path=None):
+        made = [x]
         for _ in range(depth):
-            x = F.tanh(self.layer(x))
-        return F.average(x)
+            x = F.tanh(self.layer(x if path is None else path.choice(made)))
+            if path is not None:
+                made.append(x)
+        return F.average(x if path is None else sum(made))
 
 
-@pytest.mark.parametrize('what', ['sizes', 'depths'])
+@pytest.mark.parametrize('what', ['sizes', 'depths', 'paths'])
 def test_what_never_comes_again_is_recorded_at_first_only(what):
     """However iterations begin; what then comes again and again is still learnt."""
     model, states = Chain(), []
     with hybridmem.optimize(model, 3_000_000, planner='hybrid', steps=50) as session:
         for number in [*range(40), *[40] * 30]:
-            rows, depth = (9000 + number, 20) if what == 'sizes' else (9000, number + 2)
+            rows = 9000 + number if what == 'sizes' else 9000
+            depth = number + 2 if what == 'depths' else 20
+            path = random.Random(number) if what == 'paths' else None
             x = np.ones((rows, 1), np.float32)
             model.cleargrads()
-            model(x, depth).backward()
+            model(x, depth, path).backward()
             states.append(session.state)
     new = states[:40]
     recorded = [i for i, state in enumerate(new) if state == Stage.WARM_UP.value]

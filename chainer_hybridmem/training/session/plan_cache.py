@@ -127,7 +127,7 @@ def check_slot(slot: Slot, n_operations: int) -> None:
 
 
 def _is_backward(key: OperationKey) -> bool:
-    return len(key) == 2 and key[0] == BACKWARD
+    return len(key) == 3 and key[0] == BACKWARD and isinstance(key[1], int | str)
 
 
 def read_key(row: Any) -> OperationKey:
@@ -135,11 +135,11 @@ def read_key(row: Any) -> OperationKey:
     name, *rest = row
     if not isinstance(name, str):
         raise TypeError(f'the name of a function was expected, got {name!r}')
-    if _is_backward(tuple(row)) and isinstance(rest[0], int | str):
-        return name, rest[0]
     *rest, wiring = rest
     if type(wiring) is not int:
         raise TypeError(f'a number for the wiring was expected, got {wiring!r}')
+    if _is_backward(row):
+        return tuple(row)
     given = [part for part in rest if isinstance(part, str)]
     inputs = rest[: len(rest) - len(given)]  # they come first
     for shape, char in inputs:
@@ -209,7 +209,7 @@ def _stamp(module: str) -> str | None:
 
 
 FORMAT = 'chainer_hybridmem/guide'
-VERSION = 3
+VERSION = 4
 SUFFIX = '.guide.gz'
 MOST_TOLD = 300  # characters of a reason
 _CONFIG = (  # of Chainer, with which a replay might give other bits

@@ -11,7 +11,8 @@ from chainer_hybridmem.training.chainer_access import graph, own_code
 OperationKey = tuple[Any, ...]
 BACKWARD = 'backward'
 """First in the key of a backward function; the second is the operation of its forward,
-or its name if that is of another iteration."""
+or its name if that is of another iteration; the third is the wiring of the last forward
+function, as far as it is the first backward."""
 # A comprehension is a call in Python 3.11; these are none.
 _shape_of = operator.attrgetter('shape')
 _look_of = operator.attrgetter('shape', 'dtype.char')
@@ -41,17 +42,21 @@ def make_forward_key(
     return name, *map(_look_of, in_data), *given, wiring
 
 
-def extend_fingerprint(before: int, function: Any, in_data: tuple[Any, ...]) -> int:
+def extend_fingerprint(
+    before: int, function: Any, in_data: tuple[Any, ...], wiring: int
+) -> int:
     """Fingerprint of forward functions of which one more is about to run."""
-    return hash((before, graph.function_name(function), *map(_shape_of, in_data)))
+    shapes = map(_shape_of, in_data)
+    return hash((before, graph.function_name(function), *shapes, wiring))
 
 
 def find_fingerprint(operations: Iterable[OperationKey]) -> int:
     """Fingerprint of the forward functions that come before the first backward."""
     found = 0
     for name, *parts in operations:
+        *parts, wiring = parts
         if name == BACKWARD:
-            break
+            return hash((found, wiring))
         shapes = [part[0] for part in parts if type(part) is tuple]
-        found = hash((found, name, *shapes))
+        found = hash((found, name, *shapes, wiring))
     return found

@@ -27,6 +27,7 @@ Note: [asked for later]
 
 from __future__ import annotations
 
+import itertools
 import operator
 import weakref
 from collections.abc import Callable
@@ -69,6 +70,8 @@ from chainer_hybridmem.training.session.setting.runtime import Runtime
 from chainer_hybridmem.training.session.setting.session_thread import ThreadGuard
 
 _ignore: Any = operator.is_  # takes two, does nothing, and is no function of Python's
+_maker_of = operator.attrgetter('creator_node')
+_of_none = itertools.repeat(-1)  # in place of the number of an operation
 KNOWN_AT_ONCE = 16  # functions of a quiet iteration in which memory is short
 GUARDED = 16  # one function in so many refuses a backward in another thread
 
@@ -177,14 +180,10 @@ class Loop(chainer.FunctionHook):
         newest = None if iteration.newest is None else iteration.newest()
         inputs = None if newest is None else newest.inputs
         is_unfinished = inputs is None
-        wiring = 0
-        if goes_on and not iteration.quiet:
-            forwards = self._ledger.forwards
-            for node in inputs or ():
-                maker = forwards.get(id(node.creator_node), -1)
-                wiring = hash((wiring, maker))
+        makers = map(id, map(_maker_of, inputs or ()))
+        wiring = hash((*map(self._ledger.forwards.get, makers, _of_none),))
         # With a reference to one of them, their graph would not be dead.
-        newest = inputs = node = None
+        newest = inputs = None
         if is_unfinished or iteration.depth:
             goes_on = self._goes_on(iteration, goes_on)
         if not goes_on or not iteration.quiet:
@@ -195,11 +194,15 @@ class Loop(chainer.FunctionHook):
         key: OperationKey = ()
         if not goes_on:
             iteration, key = self._begin_another(function, in_data)
+            wiring = 0
         k = iteration.position
         iteration.position = k + 1
         before = iteration.fingerprint
         if before is not None:
-            iteration.fingerprint = extend_fingerprint(before, function, in_data)
+            iteration.fingerprint = extend_fingerprint(
+                before, function, in_data, wiring
+            )
+        self._ledger.forwards[id(function)] = k
         if iteration.quiet:
             if iteration.wary:
                 self._executor.before_forward(k, function)
@@ -233,7 +236,6 @@ class Loop(chainer.FunctionHook):
             self._rules.note(function, self._find_label(), k)
         executor, recorder = self._executor, self._instruments.recorder
         is_idle = executor.before_forward(k, function)
-        self._ledger.forwards[id(function)] = k
         if is_idle and recorder is None:
             iteration.newest = self._ledger.note(k, function)
         else:
@@ -287,6 +289,7 @@ class Loop(chainer.FunctionHook):
         del in_data, out_grad
         iteration = self.iteration
         instruments = self._instruments
+        newest = iteration.newest
         if instruments.active:
             instruments.enter()
         if iteration.last is not None:
@@ -294,8 +297,14 @@ class Loop(chainer.FunctionHook):
         k = iteration.position
         iteration.position = k + 1
         iteration.depth += 1
+        wiring = 0
         if not iteration.backward_seen:
             iteration.see_backward()
+            last = None if newest is None else newest()
+            makers = map(id, map(_maker_of, getattr(last, 'inputs', None) or ()))
+            wiring = hash((*map(self._ledger.forwards.get, makers, _of_none),))
+            if iteration.fingerprint is not None:
+                iteration.fingerprint = hash((iteration.fingerprint, wiring))
         if iteration.quiet:
             self._ledger.start_backward(function)
             self._splitter.place = k, 0
@@ -306,7 +315,7 @@ class Loop(chainer.FunctionHook):
         if forward < 0:
             forward = self._find_other_forward(iteration, function)
         name = iteration.named = graph.function_name(function)
-        key = BACKWARD, (forward if forward >= 0 else name)
+        key = BACKWARD, (forward if forward >= 0 else name), wiring
         self._start_operation(iteration, k, key)
         self._executor.before_backward(k, function)
         if instruments.recorder is not None:
