@@ -59,7 +59,7 @@ def plain(data):
     return of
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize('autotune', [False, True])
 @pytest.mark.parametrize('planner', ['swap-all', 'hybrid', 'checkpoint-sqrt'])
 def test_the_limit_changes_no_algorithm(planner, autotune, data, plain):
