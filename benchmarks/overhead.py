@@ -4,9 +4,11 @@ Each program runs in several processes, with the repair alone and with each limi
 take their updates in turns: what slows the machine slows all of them. A ratio is the
 median, over the last quarter of the updates, of a limit's CPU seconds over those of
 plain Chainer beside it. Plans differ from run to run, and ratios with them: ``rounds``
-are such runs, and a row has the ratio of each.
+are such runs, and a row has the ratio of each. With OLD, a clone of another commit, its
+package takes turns with this one under each limit.
 
     python -m benchmarks run overhead [NAME=COMMAND ...] [--limits 200% 75% 60%]
+        [--old OLD]
 
 COMMAND is a script and its arguments, for programs beside those of ``predicted``.
 """
@@ -28,14 +30,17 @@ LIMITS = ('200%', '75%', '60%')
 COLUMNS = {
     'program': str,
     'limit': str,
+    'package': str,
     'plain_cpu_seconds': '{:.4f}'.format,
     'ratio': '{:.2f}'.format,
     'ratios': lambda ratios: ' '.join(f'{ratio:.2f}' for ratio in ratios),
 }
 
 
-def run_in_turns(command: str, variants: list[list[str]]) -> list[list[float]]:
-    """Runs a program with each of several options of the command.
+def run_in_turns(
+    command: str, variants: list[tuple[str, list[str]]]
+) -> list[list[float]]:
+    """Runs a program with each of several clones and options of the command.
 
     Returns:
         CPU seconds of the updates in the last quarter of each run.
@@ -48,9 +53,13 @@ def run_in_turns(command: str, variants: list[list[str]]) -> list[list[float]]:
         outputs = [os.path.join(scratch, f'{i}.json') for i in range(len(variants))]
         processes = [
             start(
-                command, options, output, (pipes[i][0], pipes[(i + 1) % len(pipes)][1])
+                *(command, options, output),
+                (pipes[i][0], pipes[(i + 1) % len(pipes)][1]),
+                root,
             )
-            for i, (options, output) in enumerate(zip(variants, outputs, strict=True))
+            for i, ((root, options), output) in enumerate(
+                zip(variants, outputs, strict=True)
+            )
         ]
         os.write(pipes[0][1], b'.')
         for end in itertools.chain.from_iterable(pipes):
@@ -60,27 +69,35 @@ def run_in_turns(command: str, variants: list[list[str]]) -> list[list[float]]:
         return [read_seen(output)[0] for output in outputs]
 
 
-def measure(name: str, command: str, limits: list[str], rounds: int) -> list[Any]:
-    """A row for each limit."""
+def measure(
+    name: str, command: str, limits: list[str], rounds: int, old: str | None = None
+) -> list[Any]:
+    """A row for each limit and package."""
     own = ['--old-names']
-    variants = [own, *([*own, '--memory-limit', limit] for limit in limits)]
+    roots = {'this': common.ROOT} | ({'old': old} if old else {})
+    kinds = list(itertools.product(limits, roots))
+    variants = [
+        (common.ROOT, own),
+        *((roots[root], [*own, '--memory-limit', limit]) for limit, root in kinds),
+    ]
     plain: list[float] = []
-    ratios: dict[str, list[float]] = {limit: [] for limit in limits}
+    ratios: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         first, *others = run_in_turns(command, variants)
         plain.append(statistics.median(first))
-        for limit, seconds in zip(limits, others, strict=True):
+        for kind, seconds in zip(kinds, others, strict=True):
             pairs = zip(seconds, first, strict=False)
-            ratios[limit].append(statistics.median(a / b for a, b in pairs))
+            ratios[kind].append(statistics.median(a / b for a, b in pairs))
     return [
         {
             'program': name,
             'limit': limit,
+            'package': root,
             'plain_cpu_seconds': statistics.median(plain),
-            'ratio': statistics.median(ratios[limit]),
-            'ratios': ratios[limit],
+            'ratio': statistics.median(ratios[limit, root]),
+            'ratios': ratios[limit, root],
         }
-        for limit in limits
+        for limit, root in kinds
     ]
 
 
@@ -90,14 +107,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--own', nargs='*', default=list(OWN), choices=list(OWN))
     parser.add_argument('--limits', nargs='+', default=list(LIMITS))
     parser.add_argument('--rounds', type=int, default=3)
+    parser.add_argument('--old', type=os.path.abspath, default=None)
 
 
 def main(options: argparse.Namespace) -> int:
     programs = {name: OWN[name] for name in options.own}
     programs |= dict(one.split('=', 1) for one in options.programs)
-    rows = Rows('host_overhead', rounds=options.rounds)
+    file = 'host_overhead_beside_old' if options.old else 'host_overhead'
+    rows = Rows(file, rounds=options.rounds)
     for name, command in programs.items():
-        found = measure(name, command, options.limits, options.rounds)
+        found = measure(name, command, options.limits, options.rounds, options.old)
         for row in found:
             rows.add(row)
         print(common.table(found, COLUMNS), flush=True)

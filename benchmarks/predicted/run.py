@@ -39,7 +39,11 @@ PREDICTED = re.compile(r'\(([\d.]+)(?: to ([\d.]+))? predicted\)')
 
 
 def start(
-    command: str, options: list[str], output: str, turns: tuple[int, ...] = ()
+    command: str,
+    options: list[str],
+    output: str,
+    turns: tuple[int, ...] = (),
+    root: str = common.ROOT,
 ) -> subprocess.Popen[bytes]:
     """Starts a program in a process of its own; :func:`read_seen` tells the rest.
 
@@ -48,10 +52,11 @@ def start(
         options: Of ``hybridmem run``.
         output: A file for what is seen; what is told is beside it.
         turns: Two pipes, see :mod:`..packages.worker`; none without turns.
+        root: The clone whose package runs it.
     """
     script, *arguments = command.split()
     script = os.path.abspath(script)
-    path = [common.ROOT, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
+    path = [root, *os.environ.get('PYTHONPATH', '').split(os.pathsep)]
     with open(f'{output}.txt', 'wb') as told:
         return subprocess.Popen(
             [sys.executable, '-m', 'benchmarks.packages.worker', output, *options,
