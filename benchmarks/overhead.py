@@ -49,16 +49,14 @@ def run_in_turns(
         RuntimeError: If the program has failed.
     """
     pipes = [os.pipe() for _ in variants]
+    n = len(pipes)
+    turns = [(pipes[i][0], pipes[(i + 1) % n][1]) for i in range(n)]
     with tempfile.TemporaryDirectory() as scratch:
         outputs = [os.path.join(scratch, f'{i}.json') for i in range(len(variants))]
         processes = [
-            start(
-                *(command, options, output),
-                (pipes[i][0], pipes[(i + 1) % len(pipes)][1]),
-                root,
-            )
-            for i, ((root, options), output) in enumerate(
-                zip(variants, outputs, strict=True)
+            start(command, options, output, turn, root)
+            for (root, options), output, turn in zip(
+                variants, outputs, turns, strict=True
             )
         ]
         os.write(pipes[0][1], b'.')

@@ -12,7 +12,7 @@ OperationKey = tuple[Any, ...]
 BACKWARD = 'backward'
 """First in the key of a backward function; the second is the operation of its forward,
 or its name if that is of another iteration; the third is the wiring of the last forward
-function, as far as it is the first backward."""
+function in the first backward, and 0 in all others."""
 # A comprehension is a call in Python 3.11; these are none.
 _shape_of = operator.attrgetter('shape')
 _look_of = operator.attrgetter('shape', 'dtype.char')

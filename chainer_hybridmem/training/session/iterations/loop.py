@@ -258,12 +258,12 @@ class Loop(chainer.FunctionHook):
         """
         if iteration.quiet and iteration.wary:
             self._know_all(iteration)
+        self._ledger.forwards.pop(id(function), None)  # that of one that has died
         if iteration.quiet:
             self._ledger.note_nested(function)
         else:
             if iteration.last is not None:
                 self._complete_last(iteration, iteration.last)
-            self._ledger.forwards.pop(id(function), None)
             iteration.wait_for(NESTED, function)
         if type(function) in self._splitter.kinds:
             self._splitter.awaited = id(function)
@@ -313,7 +313,7 @@ class Loop(chainer.FunctionHook):
             return
         forward = self._ledger.forwards.get(id(function), -1)
         if forward < 0:
-            forward = self._find_other_forward(iteration, function)
+            self._note_other_backward(function)
         name = iteration.named = graph.function_name(function)
         key = BACKWARD, (forward if forward >= 0 else name), wiring
         self._start_operation(iteration, k, key)
@@ -392,7 +392,7 @@ class Loop(chainer.FunctionHook):
             self._begin_to_know(iteration)
             executor.know(k, function)
         if id(function) not in self._ledger.forwards:
-            self._find_other_forward(iteration, function)
+            self._note_other_backward(function)
         executor.before_backward(k, function)
 
     def _name_quiet_operation(self) -> str:
@@ -623,24 +623,12 @@ class Loop(chainer.FunctionHook):
             iteration.started = False
 
     # -- older graphs: [asked for later] ---------------------------------------
-    def _find_other_forward(self, iteration: Iteration, function: Any) -> int:
-        """The forward operation of a backward function that the ledger does not have.
-
-        Args:
-            iteration: The one under way.
-            function: Its backward is about to run.
-
-        Returns:
-            int: -1 if it is none of this iteration.
-        """
+    def _note_other_backward(self, function: Any) -> None:
+        """A backward function runs whose forward is none of this iteration."""
         known = self._executor.functions.find(function)
-        if known is None or known.origin is None:
-            return -1
-        if known.origin is iteration:  # it was quiet when that has run
-            return known.operation
-        updated = self._executor.functions.is_updated(function)
-        self._outlive(known, _name_maps(known), updated)
-        return -1
+        if known is not None and known.origin is not None:
+            updated = self._executor.functions.is_updated(function)
+            self._outlive(known, _name_maps(known), updated)
 
     def _note_read(self, function: Any, slots: list[Slot]) -> None:
         """The program reads what the graph keeps: later iterations must not drop it."""
